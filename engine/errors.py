@@ -1,0 +1,59 @@
+"""The typed errors of ringlab, each one clear line, and the one place that makes them from errno."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+from collections.abc import Iterable
+
+
+class RinglabError(Exception):
+    """Base of every error that ringlab raises on purpose; ``str()`` of it is one line for a person."""
+
+
+class UsageError(RinglabError, ValueError):
+    """A value that the user gave and that is not allowed: names it, what is allowed, what to do."""
+
+
+class MachineError(RinglabError, RuntimeError):
+    """This machine or process lacks something (a limit, a right, a package): says what and what to do."""
+
+
+class EngineError(RinglabError, OSError):
+    """A call into the engine failed; ``errno`` holds the kernel's number."""
+
+    def __init__(self, number: int, message: str) -> None:
+        OSError.__init__(self, number, message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class PolicyError(RinglabError):
+    """A policy written in Python raised; the worker was stopped. ``__cause__`` is the exception."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> list[str]:
+    """``allowed`` with the words most like ``word`` first (all of them, so that a list can be printed)."""
+    names = list(allowed)
+    order = {name: difflib.SequenceMatcher(None, word, name).ratio() for name in names}
+    return sorted(names, key=lambda name: -order[name])
+
+
+def unknown(what: str, word: str, allowed: Iterable[str]) -> UsageError:
+    """The error for a name that is not in a list: the list, nearest first."""
+    return UsageError(f"unknown {what} '{word}'; choose from: {', '.join(nearest(word, allowed))}")
+
+
+def check(result: int, asked: str, remedy: str = "") -> int:
+    """Return ``result`` when it is not negative, else raise EngineError with what was asked and why.
+
+    Every native call returns a negative errno on failure; this is the only place that reads it.
+    """
+    if result >= 0:
+        return result
+    number = -result
+    reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
+    raise EngineError(number, f"{asked}: {reason}" + (f"; {remedy}" if remedy else ""))

@@ -1,0 +1,1 @@
+"""What a notebook imports: experiments, clients, measurement, runs, plots, batch, command line."""
