@@ -22,7 +22,7 @@ export PYTHONNOUSERSITE := 1
 # A virtual environment knows its folder and its interpreter: when either is another, or it does
 # not run any more, it is made anew.
 ORIGIN := $(CURDIR) $(RINGLAB_PYTHON)
-ifneq ($(shell $(PYTHON) -c '' 2>&1 && cat $(MADE) 2>&1),$(strip $(ORIGIN)))
+ifneq ($(shell { $(PYTHON) -c '' && cat $(MADE); } 2>/dev/null),$(strip $(ORIGIN)))
 $(MADE): FORCE
 endif
 
@@ -50,6 +50,7 @@ $(BUILT): $(PACKAGES) pyproject.toml setup.py engine/build_native.py $(NATIVE)
 	@touch $@
 
 setup: $(BUILT) ## a virtual environment in .venv, with the engine built
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo "ringlab: ready; make lab or make test is next",:)
 
 lab: setup ## JupyterLab on notebooks/, on loopback
 	@$(VENV)/bin/ringlab lab

@@ -107,9 +107,10 @@ want_packages() {
     total=$(grep -c '^[a-z0-9].*==' requirements.lock)
     say "installing up to $total Python packages into .venv (a minute or two) ..."
     "$python" -m pip install --progress-bar off --disable-pip-version-check --no-input \
-        --require-hashes -r requirements.lock |
+        --require-hashes -r requirements.lock \
+        2> >(grep --line-buffered -v '^WARNING: Location .* is ignored' >&2) |
         awk -v total="$total" '
-            /^Collecting / && ++n % 20 == 0 { print "  " n " found so far"; fflush() }
+            /^Collecting / && ++n % 20 == 0 { print "  " n " of " total; fflush() }
             /^Installing collected/ { print "  all found, unpacking"; fflush() }
             /^Successfully/ { print "  done" }'
 }
