@@ -13,6 +13,8 @@ from typing import NamedTuple
 PROC = Path("/proc")
 # The kernel threads that a ring starts on the application's behalf, by the start of their name.
 RING_HELPERS = ("iou-sqp-", "iou-wrk-")
+# State letters of a task that will never run again.
+ENDED = ("Z", "X", "x")
 
 
 class SchedStat(NamedTuple):
@@ -24,9 +26,10 @@ class SchedStat(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Name and context switches of one thread, cumulative."""
+    """Name, state letter and context switches of one thread; the switches are cumulative."""
 
     name: str
+    state: str
     voluntary: int
     involuntary: int
 
@@ -77,6 +80,7 @@ def parse_status(text: str) -> Status:
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return Status(
         name=fields.get("Name", "").strip(),
+        state=fields.get("State", "").strip()[:1],
         voluntary=int(fields.get("voluntary_ctxt_switches", "0")),
         involuntary=int(fields.get("nonvoluntary_ctxt_switches", "0")),
     )

@@ -22,8 +22,8 @@ def test_schedstat() -> None:
 
 
 def test_status() -> None:
-    assert proc.parse_status(STATUS) == ("iou-sqp-4242", 50, 2)
-    assert proc.parse_status("Name:\tx\n") == ("x", 0, 0)
+    assert proc.parse_status(STATUS) == ("iou-sqp-4242", "S", 50, 2)
+    assert proc.parse_status("Name:\tx\n") == ("x", "", 0, 0)
 
 
 def test_stat_of_a_name_with_brackets() -> None:
