@@ -1,0 +1,345 @@
+/*
+ * The request head parser: HTTP/1.0 and 1.1, GET only, after RFC 9112.
+ *
+ * A head is read once, from left to right, and every decision is taken at a byte that the decision
+ * alone determines: so input that arrives in pieces is answered exactly as the whole would be, and
+ * nonsense (a TLS hello, a bare control character) is refused at its first wrong byte instead of
+ * after max_header more of them.
+ *
+ * Where the RFC leaves a choice, and where we depart from it:
+ * - Lines end with CRLF. A lone LF, which a recipient may accept, is refused: two readers who
+ *   disagree about where a line ends are how requests are smuggled.
+ * - HTTP/1.1 without Host is accepted (the RFC asks for 400): one server, one host, and the
+ *   shortest client anybody types has none. Two Host fields are refused.
+ * - A GET may carry no body: Content-Length is zero or the request is refused; Transfer-Encoding
+ *   always refuses it.
+ * - Unknown paths, unknown, doubled or out-of-range query fields are 400, not ignored: a client
+ *   that misspells "size" would otherwise measure something else than it believes.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ringlab.h"
+
+enum { NEED_MORE = -1, FINE = 0 }; /* else a status that refuses the request */
+enum { MAX_EMPTY_LINES = 4 };      /* before a request line: old clients send one after a body */
+
+typedef struct {
+    const uint8_t *at;
+    const uint8_t *end;
+} cursor;
+
+typedef struct {
+    const uint8_t *at;
+    size_t size;
+} span;
+
+typedef struct {
+    int minor;      /* of the version: HTTP/1.minor */
+    int hosts;      /* Host fields so far */
+    int close;      /* "close" was among the connection options */
+    int keep_alive; /* "keep-alive" was */
+} head_state;
+
+/* What a byte may be part of. */
+enum { TOKEN = 1, VALUE = 2, TARGET = 4 };
+
+#define T (TOKEN | VALUE | TARGET) /* letters, digits and the token marks that a URI has too */
+#define K (TOKEN | VALUE)          /* token marks that a URI must escape */
+#define U (VALUE | TARGET)         /* URI marks that end a token */
+#define V VALUE
+static const uint8_t CLASS[256] = {
+    [' '] = V,  ['\t'] = V, ['!'] = T,  ['"'] = V,  ['#'] = K,  ['$'] = T,  ['%'] = T,
+    ['&'] = T,  ['\''] = T, ['('] = U,  [')'] = U,  ['*'] = T,  ['+'] = T,  [','] = U,
+    ['-'] = T,  ['.'] = T,  ['/'] = U,  ['0' ... '9'] = T,      [':'] = U,  [';'] = U,
+    ['<'] = V,  ['='] = U,  ['>'] = V,  ['?'] = U,  ['@'] = U,  ['A' ... 'Z'] = T,
+    ['['] = U,  ['\\'] = V, [']'] = U,  ['^'] = K,  ['_'] = T,  ['`'] = K,  ['a' ... 'z'] = T,
+    ['{'] = V,  ['|'] = K,  ['}'] = V,  ['~'] = T,  [0x80 ... 0xff] = V,
+};
+#undef T
+#undef K
+#undef U
+#undef V
+
+/* Moves over bytes of a class; what was passed. The cursor may stand at its end afterwards. */
+static inline span take(cursor *c, uint8_t class)
+{
+    const uint8_t *from = c->at;
+    const uint8_t *at = from;
+    while (at < c->end && (CLASS[*at] & class))
+        at++;
+    c->at = at;
+    return (span){from, (size_t)(at - from)};
+}
+
+/* Whether any of eight bytes is a control character: below 0x20, or 0x7f. */
+static inline int has_control(uint64_t bytes)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t deleted = bytes ^ (0x7f * ones);
+    uint64_t below = (bytes - 0x20 * ones) & ~bytes;
+    uint64_t is_delete = (deleted - ones) & ~deleted;
+    return ((below | is_delete) & (0x80 * ones)) != 0;
+}
+
+/* take(VALUE), eight bytes at a time while it can: values are most of what a browser sends. */
+static inline span take_value(cursor *c)
+{
+    const uint8_t *from = c->at;
+    uint64_t bytes;
+    for (; (size_t)(c->end - c->at) >= sizeof(bytes); c->at += sizeof(bytes)) {
+        memcpy(&bytes, c->at, sizeof(bytes));
+        if (has_control(bytes))
+            break;
+    }
+    take(c, VALUE);
+    return (span){from, (size_t)(c->at - from)};
+}
+
+/* Moves over exactly these bytes; a piece of them at the end of input needs more. */
+static inline int expect(cursor *c, const char *text, size_t size)
+{
+    size_t left = (size_t)(c->end - c->at);
+    size_t known = left < size ? left : size;
+    if (memcmp(c->at, text, known) != 0)
+        return 400;
+    if (known < size)
+        return NEED_MORE;
+    c->at += size;
+    return FINE;
+}
+
+static inline int is(span s, const char *text, size_t size)
+{
+    return s.size == size && memcmp(s.at, text, size) == 0;
+}
+
+/* Whether s begins with a lower-case text, in any case. Not strncasecmp, which asks the locale; the
+ * bit alone would take CR for '-', but no span holds control characters. */
+static inline int begins_nocase(span s, const char *text, size_t size)
+{
+    if (s.size < size)
+        return 0;
+    for (size_t i = 0; i < size; i++)
+        if ((s.at[i] | 0x20) != text[i])
+            return 0;
+    return 1;
+}
+
+#define IS(s, text) is(s, text, sizeof(text) - 1)
+#define BEGINS_NOCASE(s, text) begins_nocase(s, text, sizeof(text) - 1)
+#define IS_NOCASE(s, text) ((s).size == sizeof(text) - 1 && BEGINS_NOCASE(s, text))
+
+static span trim(span s)
+{
+    while (s.size && (s.at[0] == ' ' || s.at[0] == '\t'))
+        s = (span){s.at + 1, s.size - 1};
+    while (s.size && (s.at[s.size - 1] == ' ' || s.at[s.size - 1] == '\t'))
+        s.size--;
+    return s;
+}
+
+/* The piece of s before the mark (all of it without one); s becomes what follows the mark. */
+static span cut(span *s, char mark)
+{
+    const uint8_t *found = s->size ? memchr(s->at, mark, s->size) : NULL;
+    span before = {s->at, found ? (size_t)(found - s->at) : s->size};
+    size_t gone = before.size + (found != NULL);
+    *s = (span){s->at + gone, s->size - gone};
+    return before;
+}
+
+/* Decimal digits and nothing else, at most the limit; -1 for anything other. */
+static int64_t number(span s, int64_t limit)
+{
+    if (s.size == 0 || s.size > 10)
+        return -1;
+    int64_t value = 0;
+    for (size_t i = 0; i < s.size; i++) {
+        if (s.at[i] < '0' || s.at[i] > '9')
+            return -1;
+        value = value * 10 + (s.at[i] - '0');
+    }
+    return value <= limit ? value : -1;
+}
+
+static int read_query(span query, rl_request *out)
+{
+    while (query.size) {
+        span value = cut(&query, '&');
+        span name = cut(&value, '=');
+        int64_t *into = IS(name, "size") ? &out->size : IS(name, "ms") ? &out->handler_ms : NULL;
+        if (!into || *into != -1)
+            return 400;
+        *into = number(value, into == &out->size ? RL_MAX_RESPONSE : RL_MAX_HANDLER_MS);
+        if (*into < 0)
+            return 400;
+    }
+    return FINE;
+}
+
+/* A path with its query, or a whole http:// address of one, which the RFC has servers accept. */
+static int read_target(span target, rl_request *out)
+{
+    if (BEGINS_NOCASE(target, "http://")) {
+        target = (span){target.at + 7, target.size - 7};
+        size_t host = 0;
+        while (host < target.size && target.at[host] != '/' && target.at[host] != '?')
+            host++;
+        if (host == 0)
+            return 400;
+        target = (span){target.at + host, target.size - host};
+        if (target.size == 0 || target.at[0] == '?')
+            return cut(&target, '?').size ? 400 : read_query(target, out);
+    }
+    span query = target;
+    span path = cut(&query, '?');
+    if (IS(path, "/sync"))
+        out->route = RL_ROUTE_SYNC;
+    else if (IS(path, "/async"))
+        out->route = RL_ROUTE_ASYNC;
+    else if (!IS(path, "/"))
+        return 400;
+    return read_query(query, out);
+}
+
+/* "HTTP/1.1" and the end of its line; which major version it is is told apart from its syntax. */
+static int read_version(cursor *c, int *major, int *minor)
+{
+    int answer = expect(c, "HTTP/", 5);
+    if (answer != FINE)
+        return answer;
+    static const char SHAPE[] = "d.d\r\n";
+    const uint8_t *from = c->at;
+    for (size_t i = 0; i < sizeof(SHAPE) - 1; i++) {
+        if (from + i == c->end)
+            return NEED_MORE;
+        if (SHAPE[i] == 'd' ? from[i] < '0' || from[i] > '9' : from[i] != (uint8_t)SHAPE[i])
+            return 400;
+    }
+    *major = from[0] - '0';
+    *minor = from[2] - '0';
+    c->at += sizeof(SHAPE) - 1;
+    return FINE;
+}
+
+/* Method, target, version. Only a well-formed line is told that its version or method is unknown;
+ * the version comes first, so that the preface of HTTP/2 ("PRI * HTTP/2.0") is answered 505. */
+static int read_request_line(cursor *c, head_state *state, rl_request *out)
+{
+    span method = take(c, TOKEN);
+    if (c->at == c->end)
+        return NEED_MORE;
+    if (method.size == 0 || *c->at != ' ')
+        return 400;
+    c->at++;
+    span target = take(c, TARGET);
+    if (c->at == c->end)
+        return NEED_MORE;
+    if (target.size == 0 || *c->at != ' ')
+        return 400;
+    c->at++;
+    int major = 0;
+    int answer = read_version(c, &major, &state->minor);
+    if (answer != FINE)
+        return answer;
+    if (major != 1)
+        return 505;
+    if (!IS(method, "GET"))
+        return 405;
+    return read_target(target, out);
+}
+
+static void read_connection_options(span value, head_state *state)
+{
+    while (value.size) {
+        span option = trim(cut(&value, ','));
+        state->close |= IS_NOCASE(option, "close");
+        state->keep_alive |= IS_NOCASE(option, "keep-alive");
+    }
+}
+
+/* The few fields that change how a GET is answered; every other one is passed over. */
+static int apply_field(span name, span value, head_state *state)
+{
+    switch (name.size) {
+    case sizeof("host") - 1:
+        if (IS_NOCASE(name, "host") && state->hosts++)
+            return 400;
+        break;
+    case sizeof("connection") - 1:
+        if (IS_NOCASE(name, "connection"))
+            read_connection_options(value, state);
+        break;
+    case sizeof("content-length") - 1:
+        if (IS_NOCASE(name, "content-length") && number(trim(value), 0) != 0)
+            return 400;
+        break;
+    case sizeof("transfer-encoding") - 1:
+        if (IS_NOCASE(name, "transfer-encoding"))
+            return 400;
+        break;
+    default:
+        break;
+    }
+    return FINE;
+}
+
+/* Field lines up to the empty one. A name ends at its colon: white space before it, and the lines
+ * that begin with white space to continue another, are refused by that alone. */
+static int read_fields(cursor *c, head_state *state)
+{
+    for (;;) {
+        span name = take(c, TOKEN);
+        if (c->at == c->end)
+            return NEED_MORE;
+        if (name.size == 0)
+            return expect(c, "\r\n", 2);
+        if (*c->at != ':')
+            return 400;
+        c->at++;
+        span value = take_value(c);
+        int answer = expect(c, "\r\n", 2);
+        if (answer == FINE)
+            answer = apply_field(name, value, state);
+        if (answer != FINE)
+            return answer;
+    }
+}
+
+static int skip_empty_lines(cursor *c)
+{
+    for (int lines = 0; c->at < c->end && *c->at == '\r'; lines++) {
+        int answer = lines == MAX_EMPTY_LINES ? 400 : expect(c, "\r\n", 2);
+        if (answer != FINE)
+            return answer;
+    }
+    return FINE;
+}
+
+int64_t rl_http_parse(const uint8_t *data, size_t size, size_t max_header, rl_request *out)
+{
+    cursor c = {data, data + (size < max_header ? size : max_header)};
+    head_state state = {0};
+    rl_request request = {.status = 200, .route = -1, .size = -1, .handler_ms = -1};
+    int answer = skip_empty_lines(&c);
+    if (answer == FINE)
+        answer = read_request_line(&c, &state, &request);
+    if (answer == FINE)
+        answer = read_fields(&c, &state);
+    /* A head that fills the whole window without ending cannot fit, whatever would follow. */
+    if (answer == NEED_MORE && size >= max_header)
+        answer = 431;
+    if (answer == NEED_MORE)
+        return 0;
+    if (answer != FINE) {
+        request = (rl_request){.status = answer, .route = -1, .size = -1, .handler_ms = -1};
+        request.close = 1;
+        *out = request;
+        return -answer;
+    }
+    request.close = state.close || (state.minor == 0 && !state.keep_alive);
+    *out = request;
+    return c.at - data;
+}
