@@ -25,7 +25,7 @@ MAX_STEPS = 1000
 STEADY_S = 0.06
 _LOOK_S = 0.005
 
-Counters = Mapping[str, int]
+Counters = Mapping[str, Any]
 Watch = Callable[[], Counters | None]
 
 
@@ -139,7 +139,7 @@ Choreography = tuple[Step, ...]
 
 
 def _send_waits(counters: Counters) -> bool:
-    return counters["sending"] >= 1
+    return bool(counters["sending"] >= 1)
 
 
 # The kernel holds a SEND that it cannot complete: the client's window is shut.
@@ -160,7 +160,7 @@ def requests_seen(count: int) -> State:
     """The server has parsed ``count`` requests since it started, and what they caused is over."""
     return State(
         f"{count} requests parsed",
-        lambda counters: counters["requests"] >= count,
+        lambda counters: bool(counters["requests"] >= count),
         steady=("sends", "bytes_sent", "direct_writes"),
     )
 
