@@ -19,10 +19,13 @@ NATIVE := $(wildcard engine/native/*.[ch])
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_USER PIP_REQUIRE_VIRTUALENV
 export PYTHONNOUSERSITE := 1
 
-# A virtual environment knows its folder and its interpreter: when either is another, or it does
-# not run any more, it is made anew.
-ORIGIN := $(CURDIR) $(RINGLAB_PYTHON)
-ifneq ($(shell { $(PYTHON) -c '' && cat $(MADE); } 2>/dev/null),$(strip $(ORIGIN)))
+# A virtual environment knows its folder and its interpreter. When the folder has moved, the
+# interpreter does not run any more, or RINGLAB_PYTHON names another one, it is made anew.
+SOUND := $(PYTHON) -c '' && [ "$$(cat $(MADE))" = '$(CURDIR)' ]
+ifdef RINGLAB_PYTHON
+SOUND += && [ "$$(cat $(VENV)/.asked)" = '$(RINGLAB_PYTHON)' ]
+endif
+ifneq ($(shell { $(SOUND) && echo sound; } 2>/dev/null),sound)
 $(MADE): FORCE
 endif
 
@@ -35,8 +38,8 @@ $(MADE):
 	@base=$$(tools/bootstrap.sh python); \
 	echo "ringlab: making $(VENV) with $$base"; \
 	"$$base" -m venv --clear $(VENV); \
-	echo '$(strip $(ORIGIN))' > $@.new; \
-	mv $@.new $@
+	echo '$(RINGLAB_PYTHON)' > $(VENV)/.asked; \
+	echo '$(CURDIR)' > $@
 
 $(PACKAGES): requirements.lock $(MADE)
 	@tools/bootstrap.sh packages $(PYTHON)

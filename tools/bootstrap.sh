@@ -110,7 +110,7 @@ want_packages() {
         --require-hashes -r requirements.lock \
         2> >(grep --line-buffered -v '^WARNING: Location .* is ignored' >&2) |
         awk -v total="$total" '
-            /^Collecting / && ++n % 20 == 0 { print "  " n " of " total; fflush() }
+            /^(Collecting|Processing) / && ++n % 20 == 0 { print "  " n " of " total; fflush() }
             /^Installing collected/ { print "  all found, unpacking"; fflush() }
             /^Successfully/ { print "  done" }'
 }
