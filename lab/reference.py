@@ -1,7 +1,7 @@
 """Figures of real systems, to set beside the lab's own, and the public reports by class of fault.
 
 The data are the files below ``data/reference`` and ``data/cases`` of the checkout; the README files
-there say how they were measured. Every row carries source and machine, and is to be shown with them.
+there say how they were measured. Every row carries source and machine, and is shown with them.
 """
 
 from __future__ import annotations
