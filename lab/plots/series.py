@@ -1,0 +1,248 @@
+"""What one arm did over time, policies side by side, with the windows shaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bokeh.layouts import gridplot
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FixedTicker,
+    HoverTool,
+    LinearAxis,
+    Range1d,
+)
+from bokeh.models.annotations import BoxAnnotation, Label
+
+from engine.errors import UsageError
+from lab import palette
+from lab.plots import style
+from lab.runs import Run
+from lab.static import Key, Picture
+
+BIN_S = 0.05
+# Why a wait was made as it was: those that could not block have warm or dark colours.
+WHYS = {
+    "list": ("list not empty: zero timeout", palette.VERMILION),
+    "overdue": ("deadline passed: zero timeout", palette.ORANGE),
+    "owed": ("owes a re-arm: zero timeout", palette.YELLOW),
+    "ready": ("completions were ready", palette.BLACK),
+    "send": ("SEND just prepared: no timeout", palette.PURPLE),
+    "idle": ("idle: periodic timeout", palette.BLUE),
+    "deadline": ("sleeps to a deadline", palette.SKY),
+    "event": ("sleeps until an event", palette.GREEN),
+}
+_RATES = ("iterations", "waits", "wasted", *(f"why_{why}" for why in WHYS))
+_HEIGHTS = (165, 165, 150, 130)
+
+
+def df_series(
+    run: Run, arm: str, policy: str, repetition: int | None = None, bin_s: float = BIN_S
+) -> pd.DataFrame:
+    """One row per ``bin_s`` seconds of one repetition (the first unless asked otherwise).
+
+    Columns: t_s (middle of the bin, seconds since the repetition began), window (empty between
+    windows), ``NAME_per_s`` for iterations, waits, wasted and every why_*, cpu_ms_per_s of the
+    worker's thread, on_queue_fraction (0 to 1), taken_mib (response bytes that the socket has taken
+    since the repetition began), list_length and sending at the end of the bin.
+    """
+    samples = run.df_samples()
+    rows = samples[(samples["arm"] == arm) & (samples["policy"] == policy)]
+    if rows.empty:
+        raise UsageError(f"run {run.name} holds no samples of {arm} under {policy}")
+    repetition = int(rows["repetition"].min()) if repetition is None else repetition
+    rows = rows[rows["repetition"] == repetition].sort_values("t_s")
+    if len(rows) < 2:
+        raise UsageError(f"{arm} under {policy} has no repetition {repetition} with two samples")
+    at = _edges(rows["t_s"].to_numpy(dtype=float), bin_s)
+    cut = rows.iloc[at]
+    seconds = np.diff(cut["t_s"].to_numpy(dtype=float))
+    change = {name: np.diff(cut[name].to_numpy(dtype=float)) for name in cut.columns
+              if name in _RATES or name in ("thread_cpu_ns", "run_ns", "queue_ns")}
+    frame = pd.DataFrame({"t_s": cut["t_s"].to_numpy()[1:] - seconds / 2})
+    frame["window"] = rows["window"].fillna("").to_numpy()[(at[1:] + at[:-1] + 1) // 2]
+    for name in _RATES:
+        frame[f"{name}_per_s"] = change[name] / seconds
+    frame["cpu_ms_per_s"] = change["thread_cpu_ns"] / 1e6 / seconds
+    on_queue = (change["run_ns"] + change["queue_ns"]) / 1e9 / seconds
+    frame["on_queue_fraction"] = np.clip(on_queue, 0.0, 1.0)
+    taken = cut["bytes_sent"].to_numpy(dtype=float) + cut["bytes_direct"].to_numpy(dtype=float)
+    frame["taken_mib"] = (taken - taken[0])[1:] / 2**20
+    for gauge in ("list_length", "sending"):
+        frame[gauge] = cut[gauge].to_numpy()[1:]
+    frame.insert(0, "repetition", repetition)
+    return frame
+
+
+def plot_series(
+    run: Run, arm: str, policies: Sequence[str] | None = None, repetition: int | None = None
+) -> Picture:
+    """Iterations, waits by reason, CPU and bytes taken; one column per policy, at most three."""
+    arms = {row["policy"]: row for row in run.arms if row["arm"] == arm}
+    if not arms:
+        raise UsageError(f"run {run.name} has no arm '{arm}'")
+    chosen = [name for name in (policies or list(arms)) if name in arms][:3]
+    frames = {name: df_series(run, arm, name, repetition) for name in chosen}
+    highest = max(float(frame["iterations_per_s"].max()) for frame in frames.values())
+    shared = {
+        "x": Range1d(start=0, end=max(float(frame["t_s"].max()) for frame in frames.values()) + BIN_S / 2),
+        "rate": style.log_range(highest, 12), "cpu": Range1d(start=0, end=1080),
+        "bytes": DataRange1d(start=0, range_padding=0.15),
+    }
+    columns = [
+        _column(frames[name], arms[name], shared, highest, first=number == 0)
+        for number, name in enumerate(chosen)
+    ]
+    grid = gridplot([list(row) for row in zip(*columns, strict=True)], toolbar_location="right",
+                    sizing_mode="stretch_width", toolbar_options={"logo": None})
+    shown = next(iter(frames.values()))["repetition"].iloc[0] if frames else "?"
+    caption = (f"Repetition {shown}, in steps of {BIN_S * 1000:.0f} ms. "
+               f"{style.caption_of(run, list(_windows_of(arms)))}")
+    title = f"{arm}: " + ", ".join(f"{arms[name]['state']} under {name}" for name in chosen)
+    return Picture(grid, title, _keys(list(frames.values())), caption, sum(_HEIGHTS))
+
+
+def _windows_of(arms: dict[str, dict[str, Any]]) -> dict[str, None]:
+    return {name: None for row in arms.values() for name in row["windows"]}
+
+
+def _keys(frames: Sequence[pd.DataFrame]) -> list[Key]:
+    """Legend of the reasons that occurred, and of the two lines of the CPU panel."""
+    reasons = [
+        Key(f"wait: {words}", colour) for why, (words, colour) in WHYS.items()
+        if any(bool((frame[f"why_{why}_per_s"] > 0).any()) for frame in frames)
+    ]
+    return [*reasons, Key("CPU", palette.BLACK), Key("on queue", palette.ORANGE, "dashed")]
+
+
+def _edges(t_s: np.ndarray[Any, Any], bin_s: float) -> np.ndarray[Any, Any]:
+    """Indices of the samples nearest to the edges of the bins, each once."""
+    wanted = np.arange(t_s[0], t_s[-1] + bin_s / 2, bin_s)
+    right = np.clip(np.searchsorted(t_s, wanted), 1, len(t_s) - 1)
+    nearer_left = wanted - t_s[right - 1] < t_s[right] - wanted
+    return np.unique(right - nearer_left)
+
+
+def _column(
+    frame: pd.DataFrame, row: dict[str, Any], shared: dict[str, Any], highest: float, first: bool
+) -> list[style.Plot]:
+    source = ColumnDataSource(
+        {name: frame[name].to_numpy(dtype=np.float32) if name != "window" else list(frame[name])
+         for name in frame.columns if name != "repetition"}
+        | {f"{name}_log": style.floored(frame[f"{name}_per_s"]).astype(np.float32)
+           for name in ("iterations", *(f"why_{why}" for why in WHYS))}
+    )
+    panels = [
+        _iterations(source, shared, highest), _reasons(source, frame, shared, highest),
+        _cpu(source, shared), _bytes(source, shared),
+    ]
+    look = palette.state(row["state"])
+    panels[0].title.text = f"{look.mark} {row['policy']}: {look.word}"
+    for number, panel in enumerate(panels):
+        panel.height = _HEIGHTS[number]
+        panel.x_range = shared["x"]
+        panel.xaxis.visible = number == len(panels) - 1
+        _shade(panel, frame, named=number == 0)
+        if not first:
+            panel.yaxis[0].axis_label = ""
+    panels[-1].xaxis.axis_label = "seconds since the repetition began"
+    return panels
+
+
+def _panel(y_range: Any, label: str, hover: HoverTool, **options: Any) -> style.Plot:
+    plot = style.new_figure(y_range=y_range, tools=style.tools(hover), min_width=220,
+                            min_border_right=12, **options)
+    plot.yaxis.axis_label = label
+    plot.xgrid.grid_line_color = None
+    return plot
+
+
+def _iterations(source: ColumnDataSource, shared: dict[str, Any], highest: float) -> style.Plot:
+    hover = HoverTool(mode="vline", tooltips=[
+        ("at", "@t_s{0.00} s, @window"), ("iterations/s", "@iterations_per_s{0,0.0}"),
+        ("wasted/s", "@wasted_per_s{0,0.0}"), ("listed", "@list_length"), ("sending", "@sending"),
+    ])
+    plot = _panel(shared["rate"], "iterations/s", hover, y_axis_type="log")
+    style.name_decades(plot.yaxis[0], highest)
+    line = plot.step("t_s", "iterations_log", source=source, mode="center",
+                     line_color=palette.BLACK, line_width=1.6)
+    hover.renderers = [line]
+    return plot
+
+
+def _reasons(
+    source: ColumnDataSource, frame: pd.DataFrame, shared: dict[str, Any], highest: float
+) -> style.Plot:
+    seen = [why for why in WHYS if bool((frame[f"why_{why}_per_s"] > 0).any())]
+    hover = HoverTool(mode="vline", tooltips=[
+        ("at", "@t_s{0.00} s, @window"),
+        *((f"{why}/s", f"@why_{why}_per_s{{0,0.0}}") for why in seen),
+    ])
+    plot = _panel(shared["rate"], "waits/s by reason", hover, y_axis_type="log")
+    style.name_decades(plot.yaxis[0], highest)
+    lines = [
+        plot.step("t_s", f"why_{why}_log", source=source, mode="center", line_width=2,
+                  line_color=WHYS[why][1])
+        for why in reversed(seen)
+    ]
+    hover.renderers = lines[:1] or "auto"
+    return plot
+
+
+def _cpu(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
+    hover = HoverTool(mode="vline", tooltips=[
+        ("at", "@t_s{0.00} s, @window"), ("CPU", "@cpu_ms_per_s{0.0} ms/s"),
+        ("on queue", "@on_queue_fraction{0.000}"),
+    ])
+    plot = _panel(shared["cpu"], "worker CPU, ms/s", hover)
+    plot.yaxis[0].ticker = FixedTicker(ticks=[0, 250, 500, 750, 1000])
+    # The same scale twice: the gap between the lines is time spent waiting for a CPU.
+    plot.extra_y_ranges = {"fraction": Range1d(start=0, end=1.08)}
+    right = LinearAxis(y_range_name="fraction", axis_label="on-queue fraction",
+                       ticker=FixedTicker(ticks=[0, 0.25, 0.5, 0.75, 1]))
+    plot.add_layout(right, "right")
+    style.dress(right)
+    plot.step("t_s", "on_queue_fraction", source=source, mode="center", y_range_name="fraction",
+              line_color=palette.ORANGE, line_width=2.2, line_dash=[6, 3])
+    line = plot.step("t_s", "cpu_ms_per_s", source=source, mode="center",
+                     line_color=palette.BLACK, line_width=1.6)
+    hover.renderers = [line]
+    return plot
+
+
+def _bytes(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
+    hover = HoverTool(mode="vline", tooltips=[
+        ("at", "@t_s{0.00} s, @window"), ("taken by the socket", "@taken_mib{0.00} MiB"),
+    ])
+    plot = _panel(shared["bytes"], "taken, MiB", hover)
+    line = plot.step("t_s", "taken_mib", source=source, mode="center",
+                     line_color=palette.GREEN, line_width=2)
+    hover.renderers = [line]
+    return plot
+
+
+def _shade(plot: style.Plot, frame: pd.DataFrame, named: bool) -> None:
+    """Shade the windows; their names stand at the top of the first panel only."""
+    for name, start, end in spans(frame):
+        plot.add_layout(BoxAnnotation(left=start, right=end, fill_color=palette.window(name),
+                                      fill_alpha=1.0, line_color=None, level="image"))
+        if named:
+            plot.add_layout(Label(
+                x=start, y=plot.y_range.end, text=name, x_offset=3, y_offset=-2,
+                text_baseline="top", text_font=style.FONT, text_font_size="11px",
+                text_color=palette.INK))
+
+
+def spans(frame: pd.DataFrame) -> list[tuple[str, float, float]]:
+    """Name, start and end of each window of a series, in order, in seconds."""
+    half = float(frame["t_s"].diff().median()) / 2 if len(frame) > 1 else BIN_S / 2
+    block = (frame["window"] != frame["window"].shift()).cumsum()
+    return [
+        (str(part["window"].iloc[0]), float(part["t_s"].iloc[0]) - half,
+         float(part["t_s"].iloc[-1]) + half)
+        for _, part in frame.groupby(block) if part["window"].iloc[0]
+    ]
