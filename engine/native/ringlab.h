@@ -275,6 +275,7 @@ uint64_t rl_pattern_phase(uint64_t seq);
 
 enum rl_phase { RL_PHASE_REAP, RL_PHASE_DRAIN, RL_PHASE_DIRTY, RL_PHASE_HOUSE, RL_PHASE_DECIDE };
 
+/* Clients are numbered in the order of rl_script_accept; slot means that number here. */
 typedef struct rl_script rl_script;
 
 typedef struct {
