@@ -65,7 +65,7 @@ class Settle:
     """Wait until ``state`` is reached, for ``most`` seconds at most.
 
     A server without counters gets ``blind`` seconds instead. When the state does not come, that is
-    a finding, not an error: the player notes it in ``unsettled`` and goes on.
+    a finding, not an error: the player notes it in ``troubles`` and goes on.
     """
 
     state: State | None = None
@@ -94,6 +94,14 @@ class Pace:
 
     size: int
     bytes_per_s: float
+    client: str = FIRST
+
+
+@dataclass(frozen=True)
+class ReadResponses:
+    """Read until so many responses of the connection are complete; later bytes may come along."""
+
+    count: int = 1
     client: str = FIRST
 
 
@@ -134,7 +142,10 @@ class Poke:
     patience: float = PATIENCE_S
 
 
-Step = Connect | Ask | Settle | Stall | Read | Pace | ReadAll | HalfClose | Reset | Close | Poke
+Step = (
+    Connect | Ask | Settle | Stall | Read | Pace | ReadResponses | ReadAll | HalfClose | Reset
+    | Close | Poke
+)
 Choreography = tuple[Step, ...]
 
 
@@ -157,7 +168,7 @@ AT_REST = State(
 
 
 def requests_seen(count: int) -> State:
-    """The server has parsed ``count`` requests since it started, and what they caused is over."""
+    """The server has parsed ``count`` requests since the player began, and is done with them."""
     return State(
         f"{count} requests parsed",
         lambda counters: bool(counters["requests"] >= count),
@@ -168,9 +179,10 @@ def requests_seen(count: int) -> State:
 class Player:
     """Plays choreographies against one server; holds the connections between one and the next.
 
-    ``watch`` returns the server's counters, or None (or is None) where it exports none. ``hold``
-    does the waiting of ``Stall``: seconds, or None for "until told". With ``strict``, a stream that
-    breaks off, falls silent or is wrong raises; otherwise ``delivered()`` reports it.
+    ``watch`` returns the server's counters, or None (or is None) where it exports none; a state
+    sees their ``requests`` counted from here on. ``hold`` does the waiting of ``Stall``: seconds,
+    or None for "until told". With ``strict``, a stream that breaks off, falls silent or is wrong
+    raises; otherwise ``delivered()`` and ``troubles`` report it.
     """
 
     def __init__(
@@ -184,8 +196,9 @@ class Player:
         strict: bool = True,
         compare: bool = True,
     ) -> None:
-        self.unsettled: list[str] = []
+        self.troubles: list[str] = []
         self.poke_ms: list[float] = []
+        self.asked_at = 0.0  # of the newest request, in seconds of the monotonic clock
         self._host = host
         self._port = port
         self._watch = watch
@@ -195,6 +208,8 @@ class Player:
         self._compare = compare
         self._clients: dict[str, Client] = {}
         self._dropped: list[Client] = []
+        counters = watch() if watch else None
+        self._requests_before = counters["requests"] if counters else 0
 
     def __enter__(self) -> Player:
         return self
@@ -249,6 +264,7 @@ class Player:
             case Connect():
                 self._connect(step)
             case Ask():
+                self.asked_at = time.monotonic()
                 self.client(step.client).ask(target_of(step), step.size, step.count)
             case Settle():
                 self._settle(step)
@@ -258,6 +274,8 @@ class Player:
                 self._read(step.client, step.size, 0.0)
             case Pace():
                 self._read(step.client, step.size, step.bytes_per_s)
+            case ReadResponses():
+                self._read_all(step.client, step.count)
             case ReadAll():
                 self._read_all(step.client)
             case HalfClose():
@@ -267,7 +285,7 @@ class Player:
             case Close():
                 self._drop(step.client).close()
             case Poke():
-                self.poke_ms.append(self.poke(step))
+                self._poke(step)
 
     def poke(self, step: Poke | None = None) -> float:
         """One small request on a connection of its own; ms from the request to its last byte."""
@@ -282,6 +300,14 @@ class Player:
                     f"another connection's request got no whole answer: {_fault(other)}"
                 )
             return (time.monotonic() - begun) * 1e3
+
+    def _poke(self, step: Poke) -> None:
+        try:
+            self.poke_ms.append(self.poke(step))
+        except ClientError as error:
+            if self._strict:
+                raise
+            self.troubles.append(str(error))
 
     def _connect(self, step: Connect) -> None:
         if step.client in self._clients:
@@ -303,12 +329,16 @@ class Player:
         return dropped
 
     def _settle(self, step: Settle) -> None:
-        counters = self._watch() if self._watch else None
-        if counters is None or step.state is None:
+        if step.state is None or self._counters() is None:
             time.sleep(step.blind)
-            return
-        if not wait_for(step.state, self._watch, step.most):
-            self.unsettled.append(f"not reached within {step.most:g} s: {step.state.what}")
+        elif not wait_for(step.state, self._counters, step.most):
+            self.troubles.append(f"not reached within {step.most:g} s: {step.state.what}")
+
+    def _counters(self) -> Counters | None:
+        counters = self._watch() if self._watch else None
+        if counters is None:
+            return None
+        return {**counters, "requests": counters["requests"] - self._requests_before}
 
     def _read(self, name: str, size: int, rate: float) -> None:
         reader = self.client(name)
@@ -316,9 +346,9 @@ class Player:
             raise ClientError(f"{size:,} bytes were to be read: {_fault(reader)}")
         self._check(reader)
 
-    def _read_all(self, name: str) -> None:
+    def _read_all(self, name: str, responses: int | None = None) -> None:
         reader = self.client(name)
-        if not reader.read_all() and self._strict:
+        if not reader.read_all(responses) and self._strict:
             raise ClientError(f"the responses did not all arrive: {_fault(reader)}")
         self._check(reader)
 

@@ -101,17 +101,20 @@ class Client:
                 time.sleep(max(0.0, got / rate - (time.monotonic() - begun)))
         return got
 
-    def read_all(self) -> bool:
+    def read_all(self, responses: int | None = None) -> bool:
         """Read until everything asked for has come; True when it is all there and in order.
 
-        False when the server closed, reset or fell silent before that, or sent something else;
+        ``responses`` ends the reading once so many are complete since the connection began. False
+        when the server closed, reset or fell silent before that, or sent something else;
         ``stream`` and ``ended`` say which.
         """
-        while not self.stream.complete:
-            patience = self._patience if self.stream.in_order else _AFTER_FAULT_S
+        stream = self.stream
+        while not stream.complete and (responses is None or stream.responses < responses):
+            patience = self._patience if stream.in_order else _AFTER_FAULT_S
             if not self._recv(_CHUNK, patience):
                 break
-        return self.stream.complete and self.stream.in_order
+        enough = stream.complete or (responses is not None and stream.responses >= responses)
+        return enough and stream.in_order
 
     def gone(self, seconds: float) -> bool:
         """Has the server ended this connection, within so many seconds, without a byte read?

@@ -25,6 +25,7 @@ from lab.choreography import (
     Poke,
     Read,
     ReadAll,
+    ReadResponses,
     Reset,
     Settle,
     Stall,
@@ -113,7 +114,7 @@ def test_a_stalled_client_reads_everything_in_the_end(server: PlainServer) -> No
         assert play.delivered() == {
             "bytes": 8 << 20, "expected": 8 << 20, "in_order": True, "fault": None,
         }
-        assert not play.unsettled
+        assert not play.troubles
 
 
 def test_pipelined_requests_and_small_reads(server: PlainServer) -> None:
@@ -121,6 +122,8 @@ def test_pipelined_requests_and_small_reads(server: PlainServer) -> None:
         play.play((Connect(), Ask(size=50_000, count=3), Read(1000), Pace(20_000, 400_000)))
         got = play.delivered()["bytes"]
         assert 20_900 < got < 21_000, "21,000 bytes of stream less one head"
+        play.play((ReadResponses(2),))
+        assert play.client().stream.responses >= 2
         play.play((ReadAll(), Close()))
         assert play.delivered()["bytes"] == 150_000, "a closed connection still counts"
 
@@ -196,7 +199,7 @@ def test_a_state_that_does_not_come_is_noted(server: PlainServer) -> None:
         begun = time.monotonic()
         play.play((Connect(), Settle(SENDING, most=0.3)))
         assert 0.25 < time.monotonic() - begun < 2
-        assert play.unsettled == ["not reached within 0.3 s: a response waits"]
+        assert play.troubles == ["not reached within 0.3 s: a response waits"]
 
 
 def test_a_server_without_counters_gets_a_fixed_time(server: PlainServer) -> None:
@@ -204,7 +207,7 @@ def test_a_server_without_counters_gets_a_fixed_time(server: PlainServer) -> Non
         begun = time.monotonic()
         play.play((Settle(SENDING, blind=0.1),))
         assert 0.09 < time.monotonic() - begun < 1.5
-        assert not play.unsettled
+        assert not play.troubles
 
 
 def test_refusal_names_the_address() -> None:

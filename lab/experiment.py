@@ -1,0 +1,366 @@
+"""An experiment: what is varied, what is measured, what it may cost; and the running of it.
+
+An :class:`Experiment` is plain data. It measures one arm under one policy once, through its
+``repetition`` function, and leaves the rest to :meth:`Experiment.run`: the order (arms interleaved,
+so that a machine that slows down does not slow one arm alone), the merging of repetitions, the
+verdicts, the budgets, the run folder, and that an interruption loses nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import MachineError, RinglabError, UsageError, unknown
+from lab import machine
+from lab.measure import Window, merge
+from lab.parameters import Parameters, Value
+from lab.progress import Progress, shown
+from lab.runs import SCHEMA, RunStore
+from lab.verdict import Budget, judge
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IDLE = "idle"
+
+# Where the experiments live. Imported when asked for: a listing must not load the engine.
+_HOMES = {"dirty-list": "lab.dirty_list"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One variation: its name, a sentence, the policies that matter for it, its stalled window.
+
+    ``setup`` is for the experiment's own use: how this arm brings its stall about.
+    """
+
+    name: str
+    what: str
+    policies: tuple[str, ...]
+    window: str = "stall"
+    setup: Any = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one repetition is to measure."""
+
+    arm: Arm
+    policy: str
+    repetition: int
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What it measured.
+
+    ``windows`` by name, with IDLE and the arm's own among them; ``delivered`` as
+    ``Player.delivered()``; ``honours_*`` None where it was not tested; ``evidence`` for the
+    experiment's own ``conclude``; ``samples`` a structured array or None.
+    """
+
+    setting: Setting
+    windows: Mapping[str, Window]
+    delivered: Mapping[str, Any]
+    decisions: Mapping[str, str]
+    honours_stop: bool | None = None
+    honours_write_timeout: bool | None = None
+    send_in_flight: bool | None = None
+    polls_by_design: bool = False
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    samples: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: ``data`` as in its ``run.json``, its samples, and the folder it went to."""
+
+    data: dict[str, Any]
+    samples: np.ndarray[Any, Any] | None
+    path: Path | None
+
+    @property
+    def arms(self) -> list[dict[str, Any]]:
+        """The results, one an arm and policy."""
+        return list(self.data["arms"])
+
+    def row(self, arm: str, policy: str) -> dict[str, Any]:
+        """The result of one arm under one policy."""
+        for row in self.arms:
+            if (row["arm"], row["policy"]) == (arm, policy):
+                return row
+        have = [f"{row['arm']}/{row['policy']}" for row in self.arms]
+        raise unknown("result", f"{arm}/{policy}", have)
+
+    @property
+    def broken(self) -> list[str]:
+        """One line for each promise that a policy with a budget did not keep."""
+        return [
+            f"{row['arm']} under {row['policy']}: {line}"
+            for row in self.arms
+            for line in row["broken"]
+        ]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; ``outcome`` holds the repetitions that were finished (None: none)."""
+
+    def __init__(self, outcome: Outcome | None, done: int, total: int) -> None:
+        kept = f"they are kept in {outcome.path}" if outcome else "nothing was kept"
+        super().__init__(f"interrupted after {done} of {total} repetitions; {kept}")
+        self.outcome = outcome
+
+
+class NotStored(MachineError):
+    """A run was measured but could not be written; ``outcome`` still holds it."""
+
+    def __init__(self, reason: str, outcome: Outcome) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Plain data, and :meth:`run`.
+
+    ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
+    there to show its fault. ``conclude`` turns all results into further entries of the run, and
+    ``evidence`` merges the evidence of the repetitions of one arm.
+    """
+
+    name: str
+    title: str
+    source: str
+    parameters: Parameters
+    arms: tuple[Arm, ...]
+    budgets: Mapping[str, Budget]
+    repetition: Callable[[Setting], Repetition]
+    evidence: Callable[[Sequence[Repetition]], dict[str, Any]]
+    conclude: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; UsageError lists them, nearest first."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise unknown("arm", name, [arm.name for arm in self.arms])
+
+    def settings(
+        self,
+        values: Mapping[str, Value],
+        arms: Iterable[str] = (),
+        policies: Iterable[str] = (),
+        repeat: int = 1,
+    ) -> list[Setting]:
+        """Every repetition to make, in its order: each round does all arms once.
+
+        ``policies`` selects among those of each arm; one that no arm lists (such as
+        ``shipped+membership=leave``) is taken for all of them.
+        """
+        chosen = [self.arm(name) for name in dict.fromkeys(arms)] or list(self.arms)
+        asked = list(dict.fromkeys(policies))
+        pairs = [(arm, policy) for arm in chosen for policy in self._policies(arm, asked)]
+        if not pairs:
+            listed = "; ".join(f"{arm.name}: {', '.join(arm.policies)}" for arm in chosen)
+            raise UsageError(f"no arm is run under {', '.join(asked)}; policies are {listed}")
+        return [
+            Setting(arm, policy, number, values)
+            for number in range(repeat)
+            for arm, policy in pairs
+        ]
+
+    def run(
+        self,
+        parameters: Mapping[str, object] | None = None,
+        *,
+        arms: Iterable[str] = (),
+        policies: Iterable[str] = (),
+        repeat: int | None = None,
+        progress: Progress | None = None,
+        store: RunStore | None = None,
+    ) -> Outcome:
+        """Measure, judge and store; returns the outcome, whose ``path`` is the run's folder.
+
+        ``repeat`` goes before the parameter ``repetitions``. ``store`` None is the default store.
+        Raises Interrupted on Ctrl-C and NotStored when the disk refuses, both with what was
+        measured; any other error first stores what was finished.
+        """
+        values = self.parameters.resolve(
+            {**(parameters or {}), **({} if repeat is None else {"repetitions": repeat})}
+        )
+        settings = self.settings(values, arms, policies, int(values["repetitions"]))
+        done: list[Repetition] = []
+        keep = store or RunStore()
+        try:
+            with shown(progress or Progress(), len(settings), self.name) as telling:
+                for setting in settings:
+                    telling.step(f"{setting.arm.name} under {setting.policy}", 0)
+                    done.append(self.repetition(setting))
+                    telling.step(f"{setting.arm.name} under {setting.policy}")
+        except KeyboardInterrupt:
+            left = f"interrupted by hand after {len(done)} of {len(settings)} repetitions"
+            outcome = self._finish(done, values, keep, left) if done else None
+            raise Interrupted(outcome, len(done), len(settings)) from None
+        except RinglabError as error:
+            if done:
+                self._finish(done, values, keep, f"ended by an error: {error}")
+            raise
+        return self._finish(done, values, keep, None)
+
+    def _policies(self, arm: Arm, asked: Sequence[str]) -> Sequence[str]:
+        if not asked:
+            return arm.policies
+        from engine import resolve
+
+        listed = {policy for each in self.arms for policy in each.policies}
+        names = {policy: resolve(policy).name for policy in asked}
+        return [
+            name for name in names.values() if name in arm.policies or name not in listed
+        ]
+
+    def _finish(
+        self,
+        done: Sequence[Repetition],
+        values: Mapping[str, Value],
+        store: RunStore,
+        interrupted: str | None,
+    ) -> Outcome:
+        rows = self._rows(done)
+        data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "experiment": self.name,
+            "title": self.title,
+            "source": self.source,
+            "parameters": dict(values),
+            "machine": machine.describe(done[-1].engine),
+            "interrupted": interrupted,
+            "arms": rows,
+            **self.conclude(rows),
+        }
+        samples = _joined(done)
+        try:
+            path = store.write(data, samples)
+        except MachineError as error:
+            outcome = Outcome({**data, "run": None}, samples, None)
+            raise NotStored(str(error), outcome) from error
+        return Outcome({**data, "run": path.name}, samples, path)
+
+    def _rows(self, done: Sequence[Repetition]) -> list[dict[str, Any]]:
+        groups: dict[tuple[str, str], list[Repetition]] = {}
+        for one in done:
+            groups.setdefault((one.setting.arm.name, one.setting.policy), []).append(one)
+        return [self._row(group) for group in groups.values()]
+
+    def _row(self, group: Sequence[Repetition]) -> dict[str, Any]:
+        """The repetitions of one arm under one policy, as one entry of ``arms``."""
+        arm, policy = group[0].setting.arm, group[0].setting.policy
+        names = [name for name in group[0].windows if all(name in one.windows for one in group)]
+        windows = {name: merge([one.windows[name] for one in group]) for name in names}
+        promises = {
+            "honours_stop": _all([one.honours_stop for one in group]),
+            "honours_write_timeout": _all([one.honours_write_timeout for one in group]),
+        }
+        verdict = judge(
+            windows[IDLE],
+            windows[arm.window],
+            honours_stop=promises["honours_stop"],
+            honours_write_timeout=promises["honours_write_timeout"],
+            polls_by_design=any(one.polls_by_design for one in group),
+        )
+        budget = self.budgets.get(policy)
+        over = budget.broken_by(windows[IDLE], windows[arm.window]) if budget else []
+        delivered = _delivered(group)
+        in_flight = _all([one.send_in_flight for one in group])
+        reason = verdict.reason
+        if in_flight is False:
+            reason += "; no SEND was in flight, so this arm did not show what it is for"
+        return {
+            "arm": arm.name,
+            "policy": policy,
+            "decisions": dict(group[0].decisions),
+            "windows": {name: window.to_dict() for name, window in windows.items()},
+            "state": verdict.state,
+            "reason": reason,
+            "delivered": delivered,
+            **promises,
+            "send_in_flight": in_flight,
+            "budget": budget.to_dict() if budget else None,
+            "within_budget": not over if budget else None,
+            "broken": _broken(over, delivered, promises) if budget else [],
+            "repetitions": len(group),
+            "each": [_brief(one) for one in group],
+            **self.evidence(group),
+        }
+
+
+def names() -> list[str]:
+    """The experiments there are."""
+    return list(_HOMES)
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name; UsageError lists them, nearest first."""
+    if name not in _HOMES:
+        raise unknown("experiment", name, _HOMES)
+    found = importlib.import_module(_HOMES[name]).EXPERIMENT
+    assert isinstance(found, Experiment)
+    return found
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    """False if it ever failed, None if it was never tested."""
+    known = [answer for answer in answers if answer is not None]
+    return all(known) if known else None
+
+
+def _delivered(group: Sequence[Repetition]) -> dict[str, Any]:
+    faults = [one.delivered.get("fault") for one in group if one.delivered.get("fault")]
+    return {
+        "bytes": sum(one.delivered["bytes"] for one in group),
+        "expected": sum(one.delivered["expected"] for one in group),
+        "in_order": all(one.delivered["in_order"] for one in group),
+        "fault": faults[0] if faults else None,
+    }
+
+
+def _broken(
+    over: Sequence[str], delivered: Mapping[str, Any], promises: Mapping[str, bool | None]
+) -> list[str]:
+    """Quiet is half of it: what sleeps must also deliver, stop and keep its deadlines."""
+    lines = list(over)
+    if not delivered["in_order"] or delivered["bytes"] != delivered["expected"]:
+        lines.append(delivered["fault"] or "not every byte was delivered")
+    lines += [
+        f"{name.removeprefix('honours_').replace('_', ' ')} not honoured"
+        for name, kept in promises.items()
+        if kept is False
+    ]
+    return lines
+
+
+def _brief(one: Repetition) -> dict[str, Any]:
+    """One repetition in a line, so that a reader sees the scatter."""
+    stalled = one.windows[one.setting.arm.window]
+    return {
+        "repetition": one.setting.repetition,
+        "idle_waits_per_s": one.windows[IDLE].waits_per_s,
+        "waits_per_s": stalled.waits_per_s,
+        "cpu_ms_per_s": stalled.cpu_ms_per_s,
+        "on_queue_fraction": stalled.on_queue_fraction,
+        "run_queue_wait_fraction": stalled.run_queue_wait_fraction,
+        "honours_stop": one.honours_stop,
+        "honours_write_timeout": one.honours_write_timeout,
+    }
+
+
+def _joined(done: Sequence[Repetition]) -> np.ndarray[Any, Any] | None:
+    import numpy as np
+
+    parts = [one.samples for one in done if one.samples is not None and len(one.samples)]
+    return np.concatenate(parts) if parts else None

@@ -1,0 +1,115 @@
+"""Saying how far a long piece of work has come, in a terminal, in a notebook, or not at all.
+
+Whoever works calls ``begin``, ``step`` and ``end`` and knows nothing of where it shows. Everything
+goes to stderr or to the cell's output, never to stdout, which belongs to results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lab import mode
+
+# Work that ends sooner needs no progress.
+DELAY_S = 2.0
+_TERMINAL_S = 0.2
+_LOG_S = 10.0
+_NOTEBOOK_S = 0.5
+
+
+class Progress:
+    """Says nothing; the base of those that do."""
+
+    def begin(self, total: int, what: str) -> None:
+        """``total`` steps of ``what`` are ahead."""
+
+    def step(self, done: str, count: int = 1) -> None:
+        """``count`` more steps are behind; ``done`` names what comes or was done now."""
+
+    def end(self) -> None:
+        """Nothing more follows; harmless when repeated."""
+
+
+class TerminalProgress(Progress):
+    """A bar on stderr; where that is no terminal, a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def begin(self, total: int, what: str) -> None:
+        from tqdm import tqdm
+
+        self.end()
+        self._bar = tqdm(
+            total=total, desc=what, file=sys.stderr, delay=DELAY_S, leave=False, unit="step",
+            mininterval=_TERMINAL_S if sys.stderr.isatty() else _LOG_S,
+            dynamic_ncols=True, bar_format="{desc} {n}/{total} |{bar:20}| {remaining} {postfix}",
+        )
+
+    def step(self, done: str, count: int = 1) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(done, refresh=False)
+            self._bar.update(count)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class NotebookProgress(Progress):
+    """One line of text in the cell's output, rewritten in place: no widget to outlive it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._begun = self._shown = 0.0
+        self._total = self._done = 0
+        self._what = ""
+
+    def begin(self, total: int, what: str) -> None:
+        self._total, self._done, self._what = total, 0, what
+        self._begun = self._shown = time.monotonic()
+
+    def step(self, done: str, count: int = 1) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._begun >= DELAY_S and now - self._shown >= _NOTEBOOK_S:
+            self._shown = now
+            left = (now - self._begun) / self._done * (self._total - self._done)
+            self._show(f"{self._what}: {self._done} of {self._total}, {left:.0f} s left ({done})")
+
+    def end(self) -> None:
+        if self._handle is not None:
+            self._show(f"{self._what}: {self._done} of {self._total} done")
+            self._handle = None
+
+    def _show(self, line: str) -> None:
+        from IPython.display import display
+
+        # A bundle with text alone: the same in every front end, and in a saved notebook.
+        bundle = {"text/plain": line}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def choose() -> Progress:
+    """The one that fits where this runs: notebook, terminal, or (in a batch, a pipe) none."""
+    if mode.in_kernel():
+        return Progress() if mode.is_batch() else NotebookProgress()
+    return TerminalProgress() if sys.stderr.isatty() else Progress()
+
+
+@contextmanager
+def shown(progress: Progress, total: int, what: str) -> Iterator[Progress]:
+    """``progress`` between ``begin`` and ``end``, whatever happens in the block."""
+    progress.begin(total, what)
+    try:
+        yield progress
+    finally:
+        progress.end()
