@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LINE_COLUMNS = 100
 FUNCTION_LINES = 70
-SKIPPED_FOLDERS = {".git", ".venv", "build", "__pycache__", ".ipynb_checkpoints", "runs"}
+MADE_FOLDERS = {"build", "__pycache__", "runs", "reports", "ringlab.egg-info"}
 
 WIDGETS = {"bokeh", "ipywidgets", "anywidget"}
 DRAWING = re.compile(r"^lab/(live|plots)")
@@ -29,15 +31,29 @@ MACHINE_PATHS = re.compile(r"(?<![\w./-])/" + r"(?:work|root|opt/(?:wheels|pypi)
 REGISTRIES = re.compile("|".join(["py" + r"pi\.org", "python" + "hosted", "registry" + r"\.npm"]))
 
 
-def project_files(*suffixes: str) -> list[Path]:
-    """Files that git has or would take, or, outside a checkout, all that look like ours."""
+def listed_by_git() -> list[Path] | None:
+    """Files that git has or would take; None without git or outside a checkout."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return None
     done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        found = [ROOT / name for name in done.stdout.split("\0") if name]
-    else:
-        found = [p for p in ROOT.rglob("*") if not SKIPPED_FOLDERS & set(p.parts)]
-    return sorted(p for p in set(found) if p.is_file() and (not suffixes or p.suffix in suffixes))
+    if done.returncode:
+        return None
+    return [ROOT / name for name in done.stdout.split("\0") if name]
+
+
+def found_by_walking() -> Iterator[Path]:
+    """All files but those in hidden folders and in folders that a build or a run made."""
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = [name for name in inner if name not in MADE_FOLDERS and name[0] != "."]
+        yield from (Path(folder, name) for name in names)
+
+
+def project_files(*suffixes: str) -> list[Path]:
+    """The project's own files, those with one of the suffixes if any are given."""
+    listed = listed_by_git()
+    found = set(found_by_walking() if listed is None else listed)
+    return sorted(p for p in found if p.is_file() and (not suffixes or p.suffix in suffixes))
 
 
 def name_of(path: Path) -> str:
