@@ -33,6 +33,12 @@ STANDALONE = ("main_", "fuzz_", "test_")
 # A call that liburing has had since 2.3; its absence tells an older header.
 LIBURING_2_3 = "io_uring_prep_send_zc"
 
+# How C asks a policy written in Python: cffi's own kind of declaration, of the type rl_decide, and
+# the only one that the contract does not hold. engine/policy.py defines it.
+PYTHON_CALLS = """
+extern "Python" int64_t rl_python_decide(void *, int, const rl_conn_view *, const rl_loop_view *);
+"""
+
 WARNINGS = [
     "-Wall",
     "-Wextra",
@@ -165,6 +171,7 @@ def make_ffi() -> cffi.FFI:
     require_toolchain()
     ffi = cffi.FFI()
     ffi.cdef(declarations())
+    ffi.cdef(PYTHON_CALLS)
     libraries = [word[2:] for word in pkg_config("--libs") if word.startswith("-l")]
     uring_includes = [word[2:] for word in pkg_config("--cflags") if word.startswith("-I")]
     uring_libs = [word[2:] for word in pkg_config("--libs") if word.startswith("-L")]

@@ -1,0 +1,58 @@
+"""The native engines and their Python face.
+
+``import engine`` is cheap: NumPy and the native module are loaded when a name below is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.counters import flatten, flatten_array
+    from engine.policy import PRESETS, Policy, ResolvedPolicy, resolve
+    from engine.script import Script
+    from engine.server import RingServer
+    from engine.views import ConnView, LoopView, RingInfo, Wait
+
+__all__ = [
+    "PRESETS",
+    "ConnView",
+    "LoopView",
+    "Policy",
+    "ResolvedPolicy",
+    "RingInfo",
+    "RingServer",
+    "Script",
+    "Wait",
+    "flatten",
+    "flatten_array",
+    "resolve",
+]
+
+_HOMES = {
+    "PRESETS": "policy",
+    "Policy": "policy",
+    "ResolvedPolicy": "policy",
+    "resolve": "policy",
+    "RingServer": "server",
+    "Script": "script",
+    "ConnView": "views",
+    "LoopView": "views",
+    "RingInfo": "views",
+    "Wait": "views",
+    "flatten": "counters",
+    "flatten_array": "counters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"engine.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

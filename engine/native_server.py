@@ -1,0 +1,103 @@
+"""The native server's handle: who may use it when, and that it is ended exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from engine.binding import native, text
+from engine.errors import PolicyError, UsageError, check
+from engine.own_policy import Caller, inside, refuse_inside
+from engine.startup import start_error
+
+_WHERE_BYTES = 64
+
+
+class NativeServer:
+    """Owns one ``rl_server``. Knows nothing of the RingServer, so that it can outlive it in a
+    finalizer.
+
+    One lock is held around every call: no call can meet a handle that another thread has freed.
+    """
+
+    def __init__(self) -> None:
+        ffi, _ = native()
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        # The engine writes the handle into memory that we hold already: an interrupt that arrives
+        # while it starts finds it here.
+        self._out = ffi.new("rl_server **")
+        # Every caller that the engine was ever given: it may be in one that was just replaced.
+        self.callers: list[Caller] = []
+        self.told = False
+
+    def start(self, config: Any) -> None:
+        """Starts the engine; raises MachineError, UsageError or EngineError, all of one line."""
+        ffi, lib = native()
+        where = ffi.new("char[]", _WHERE_BYTES)
+        with self._lock:
+            result = lib.rl_server_start(config, self._out, where, _WHERE_BYTES)
+        if result < 0:
+            raise start_error(-result, text(where), config)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is an engine to call. A child of fork() has none: threads do not follow."""
+        return bool(self._out[0]) and os.getpid() == self._pid
+
+    @contextlib.contextmanager
+    def use(self, *, check_first: bool = True) -> Iterator[Any]:
+        """The ``rl_server *``, for the length of the block."""
+        refuse_inside()
+        with self._lock:
+            if not self.open:
+                raise UsageError("the server is not running; start it with start() or a with block")
+            if check_first:
+                self.check()
+            yield self._out[0]
+
+    def check(self) -> None:
+        """Raises the PolicyError or EngineError that stopped the engine, if one did."""
+        _, lib = native()
+        with self._lock:
+            failed = lib.rl_server_failed(self._out[0]) if self.open else 0
+            try:
+                self._raise_policy_error(failed)
+            except PolicyError:
+                self.told = True
+                raise
+        if failed < 0:
+            check(failed, "a worker's wait failed and it was stopped")
+
+    def _raise_policy_error(self, failed: int) -> None:
+        for caller in self.callers:
+            caller.raise_error()
+        if failed == 1:
+            raise PolicyError("a policy failed; the worker was stopped")
+
+    def close(self) -> None:
+        """Ends every thread and frees everything. Safe twice, and from any thread."""
+        if inside():
+            # A finalizer may run wherever Python collects, even on a worker in a policy's method,
+            # and the engine would wait for that worker.
+            threading.Thread(target=self._close, name="ringlab-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        _, lib = native()
+        with self._lock:
+            server = self._out[0]
+            if not self.open:
+                return
+            # An interrupt is delivered when a call returns, so not between these two but after the
+            # first: the handle is forgotten exactly when it was freed.
+            try:
+                lib.rl_server_close(server)
+            finally:
+                self._out[0] = native()[0].NULL
+
+

@@ -1,0 +1,268 @@
+"""The scripted engine: the server's own state machine with no kernel beneath it, in virtual time.
+
+What the kernel, the clients and the handler threads would do, the script does, one call each; what
+the worker makes of it can be looked at after every phase. It needs no io_uring.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from engine import counters as counting
+from engine import own_policy, parameters
+from engine.binding import native, words
+from engine.errors import UsageError, check
+from engine.parameters import Setting
+from engine.policy import ResolvedPolicy, method_name, resolve, table
+from engine.server import AnyPolicy, decision_methods
+from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_view
+
+_OUTPUT_BYTES = 1 << 20  # that one native call copies
+
+
+class Script:
+    """One worker on the scripted backend.
+
+    :param policy: see :func:`engine.policy.resolve`; single decisions can be given as keywords.
+    :param sq_entries: preparations that the SQ holds between two waits.
+    :param multishot_recv: False: each recv is armed anew.
+    :param settings: live settings of the server (``response_size`` in bytes, ``write_timeout_ms``,
+        ...) and decisions.
+
+    Slots number connections from 0. Every method raises the PolicyError that stopped the worker, if
+    one did, and EngineError for a slot that is not open (ENOENT) or a call that does not fit.
+    """
+
+    def __init__(
+        self,
+        policy: AnyPolicy = "shipped",
+        *,
+        sq_entries: int = 64,
+        max_connections: int = 64,
+        max_header: int = 8192,
+        multishot_recv: bool = True,
+        stop_grace_ms: int = 250,
+        **settings: Any,
+    ) -> None:
+        ffi, lib = native()
+        start = parameters.check_start(
+            {
+                "entries": sq_entries,
+                "max_connections": max_connections,
+                "max_header": max_header,
+                "stop_grace_ms": stop_grace_ms,
+            }
+        )
+        live = {name: settings.pop(name) for name in list(settings) if name in parameters.LIVE}
+        choices = parameters.check_keywords(settings, decision_methods())
+        self._settings = parameters.defaults() | parameters.check_live(live)
+        self._policy = resolve(policy, **choices)
+        self._callers: list[own_policy.Caller] = []
+        config = ffi.new("rl_script_config *")
+        config.sq_entries = int(start.pop("entries"))
+        config.multishot_recv = bool(multishot_recv)
+        for name, value in start.items():
+            setattr(config, name, int(value))
+        parameters.fill(config.settings, self._settings)
+        self._keep(own_policy.fill(config.policy, self._policy))
+        made = lib.rl_script_new(config)
+        if made == ffi.NULL:
+            check(-errno.ENOMEM, "make a script")
+        self._script = ffi.gc(made, lib.rl_script_free)
+
+    def _keep(self, caller: own_policy.Caller | None) -> None:
+        if caller is not None:
+            self._callers.append(caller)
+
+    def _call(self, asked: str, result: int) -> int:
+        self.check()
+        return check(result, asked)
+
+    def check(self) -> None:
+        """Raises the PolicyError (its cause: what the policy raised) that stopped the worker."""
+        for caller in self._callers:
+            caller.raise_error()
+
+    # -- settings and policy --------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """The live settings, by name."""
+        return dict(self._settings)
+
+    @property
+    def policy(self) -> ResolvedPolicy:
+        """The policy in force."""
+        return self._policy
+
+    def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
+        """Changes settings, the policy, or single decisions of it: see :meth:`RingServer.set`."""
+        ffi, lib = native()
+        known = [method_name(decision) for decision in table()]
+        choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
+        for name, value in parameters.check_live(changes).items():
+            self._call(
+                f"set {name}={value}",
+                lib.rl_script_set(self._script, *parameters.to_native(name, value)),
+            )
+            self._settings[name] = value
+        if policy is not None or choices:
+            resolved = resolve(self._policy if policy is None else policy, **choices)
+            c_policy = ffi.new("rl_policy *")
+            self._keep(own_policy.fill(c_policy, resolved))
+            self._call("set the policy", lib.rl_script_policy(self._script, c_policy))
+            self._policy = resolved
+
+    # -- what clients do ------------------------------------------------------------------------
+
+    def accept(self) -> int:
+        """A client connects; the slot that its connection has after the next reap."""
+        return self._call("accept", native()[1].rl_script_accept(self._script))
+
+    def get(
+        self, slot: int, *, size: int | None = None, route: str | None = None, ms: int | None = None
+    ) -> bytes:
+        """A client sends one GET; returns the request that was posted.
+
+        ``size`` in bytes of body, ``route`` sync or async, ``ms`` of handler time; what is not
+        given is the script's setting.
+        """
+        query = "&".join(f"{k}={v}" for k, v in (("size", size), ("ms", ms)) if v is not None)
+        target = f"/{route or ''}" + (f"?{query}" if query else "")
+        request = f"GET {target} HTTP/1.1\r\nHost: script\r\n\r\n".encode()
+        self.input(slot, request)
+        return request
+
+    def input(self, slot: int, data: bytes) -> None:
+        """A client sends bytes."""
+        lib = native()[1]
+        self._call("input", lib.rl_script_input(self._script, slot, data, len(data)))
+
+    def eof(self, slot: int) -> None:
+        """The client half-closes."""
+        self._call("eof", native()[1].rl_script_eof(self._script, slot))
+
+    def reset(self, slot: int) -> None:
+        """The client resets the connection."""
+        self._call("reset", native()[1].rl_script_reset(self._script, slot))
+
+    # -- what the kernel does -------------------------------------------------------------------
+
+    def room(self, slot: int, size: int) -> None:
+        """Sets how many bytes the socket takes from direct writes."""
+        self._call("room", native()[1].rl_script_room(self._script, slot, size))
+
+    def send_done(self, slot: int, result: int) -> None:
+        """The SEND in flight completes with ``result`` bytes, or a negative errno."""
+        self._call("send_done", native()[1].rl_script_send_done(self._script, slot, result))
+
+    def lose_recv(self, slot: int) -> None:
+        """The recv ends for want of a buffer (ENOBUFS)."""
+        self._call("lose_recv", native()[1].rl_script_lose_recv(self._script, slot))
+
+    def poke(self) -> None:
+        """A completion of nobody's."""
+        self._call("poke", native()[1].rl_script_poke(self._script))
+
+    def advance(self, ns: int) -> int:
+        """Virtual time passes; returns what it is now, in ns."""
+        return self._call("advance", native()[1].rl_script_advance(self._script, ns))
+
+    # -- what a handler thread does -------------------------------------------------------------
+
+    def handler_begin(self, slot: int) -> bool:
+        """The slot's handler takes its lock; False: it has no request to handle."""
+        return bool(
+            self._call("handler_begin", native()[1].rl_script_handler_begin(self._script, slot))
+        )
+
+    def handler_end(self, slot: int) -> None:
+        """It answers, unlocks and hands the connection back."""
+        self._call("handler_end", native()[1].rl_script_handler_end(self._script, slot))
+
+    # -- what the worker does -------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The modelled stop: a flag that the worker sees at the top of an iteration."""
+        self._call("stop", native()[1].rl_script_stop(self._script))
+
+    def phase(self, name: str) -> Wait | None:
+        """Runs one phase: ``reap``, ``drain``, ``dirty``, ``house``, ``decide`` (which returns the
+        wait that it decided)."""
+        ffi, lib = native()
+        phases = words("rl_phase")
+        if name not in phases:
+            raise UsageError(f"unknown phase '{name}'; choose from: {', '.join(phases)}")
+        out = ffi.new("rl_wait *")
+        index = phases.index(name)
+        self._call(f"phase {name}", lib.rl_script_phase(self._script, index, out))
+        return wait_view(out) if name == "decide" else None
+
+    def iterate(self) -> Wait | None:
+        """Reap to decide; the next wait, or None when the worker has left its loop."""
+        ffi, lib = native()
+        out = ffi.new("rl_wait *")
+        left = self._call("iterate", lib.rl_script_iterate(self._script, out))
+        return None if left else wait_view(out)
+
+    def wait(self) -> str:
+        """Makes the wait that was decided last: submits; time passes to its timeout if need be.
+
+        ``ready``: there are completions; ``timeout``: it passed; ``asleep``: nothing inside this
+        script will ever end it.
+        """
+        ffi, lib = native()
+        result = lib.rl_script_wait(self._script, ffi.new("rl_wait *"))
+        ends = {0: "ready", -errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
+        return ends[result] if result in ends else str(self._call("wait", result))
+
+    def turn(self) -> str:
+        """:meth:`iterate`, then :meth:`wait`; ``left`` when the worker has left its loop."""
+        return "left" if self.iterate() is None else self.wait()
+
+    # -- what can be seen -----------------------------------------------------------------------
+
+    def conn(self, slot: int) -> ConnView:
+        """A connection, as it is now."""
+        ffi, lib = native()
+        out = ffi.new("rl_conn_view *")
+        self._call("conn", lib.rl_script_conn(self._script, slot, out))
+        return conn_view(out)
+
+    def loop(self) -> LoopView:
+        """The loop, as it is now."""
+        ffi, lib = native()
+        out = ffi.new("rl_loop_view *")
+        self._call("loop", lib.rl_script_loop(self._script, out))
+        return loop_view(out)
+
+    def counters(self) -> dict[str, int | str]:
+        """The flat counters; clocks and scheduler figures are zero here."""
+        ffi, lib = native()
+        sample = counting.empty(1)
+        inner = ffi.addressof(counting.pointer(sample)[0], "c")
+        self._call("counters", lib.rl_script_counters(self._script, inner))
+        return counting.flatten(sample[0])
+
+    def pending(self, slot: int) -> tuple[bool, int | None]:
+        """Whether a recv is armed, and the bytes of the armed SEND (None: there is none)."""
+        ffi, lib = native()
+        size = ffi.new("int64_t *")
+        bits = self._call("pending", lib.rl_script_pending(self._script, slot, size))
+        return bool(bits & 1), int(size[0]) if bits & 2 else None
+
+    def output(self, slot: int) -> bytes:
+        """Everything that the connection's socket has taken since accept."""
+        ffi, lib = native()
+        buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
+        pieces: list[bytes] = []
+        at = 0
+        while True:
+            copied = self._call(
+                "output", lib.rl_script_output(self._script, slot, buffer, at, _OUTPUT_BYTES)
+            )
+            if copied == 0:
+                return b"".join(pieces)
+            pieces.append(bytes(ffi.buffer(buffer, copied)))
+            at += copied
