@@ -1,0 +1,81 @@
+#!/bin/bash
+# Builds and runs the native tests under the address, undefined-behaviour and thread sanitizers, and
+# fuzzes the HTTP parser for a bounded time. What the fuzzer finds fails this script and is left in
+# tests/native/corpus/http/, where it stays as a test.
+#
+#   RINGLAB_FUZZ_SECONDS  how long to fuzz (20)
+#   RINGLAB_ROUNDS        connections that each client of the native tests makes (30)
+#   CLANG                 the clang to use; "no": do as if there were none
+set -euo pipefail
+cd "$(dirname "$0")"
+
+fuzz_seconds=${RINGLAB_FUZZ_SECONDS:-20}
+corpus=../../tests/native/corpus/http
+clang=${CLANG:-clang}
+flags="-std=gnu11 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wvla -Werror"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+say() { echo "sanitize: $*"; }
+
+# Whether a compiler can build and run with a sanitizer: clang comes without its runtime on Debian.
+can() {
+    printf '#include <stddef.h>\n%s\n' \
+        'int LLVMFuzzerTestOneInput(const unsigned char *d, size_t n) { return (int)n * !d; }' \
+        > "$work/can.c"
+    "$1" "-fsanitize=$2" "$work/can.c" -o "$work/can" > /dev/null 2>&1
+}
+
+if [ "$clang" != no ] && ! can "$clang" fuzzer && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null
+then
+    say "installing clang with its sanitizers"
+    { apt-get install -y -q clang "libclang-rt-$(apt-cache depends clang |
+        sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p')-dev" ||
+        { apt-get update -q && apt-get install -y -q clang; }; } > "$work/apt.log" 2>&1 ||
+        say "apt-get could not install it: $(tail -1 "$work/apt.log")"
+fi
+if [ "$clang" != no ] && can "$clang" fuzzer; then
+    cc=$clang
+else
+    clang=no
+    cc=${CC:-gcc}
+    say "no clang with a fuzzer: sanitizers of $cc, and the corpus instead of fuzzing"
+fi
+
+uring=$(pkg-config --cflags --libs liburing 2> /dev/null || echo -luring)
+sources=$(ls ./*.c | grep -Ev '/(main|fuzz|test)_')
+
+# native NAME SANITIZERS: exit 77 of the tests means that io_uring is not allowed here.
+native() {
+    say "native tests, $1"
+    # shellcheck disable=SC2086
+    "$cc" $flags "-fsanitize=$2" -fno-sanitize-recover=all $sources test_native.c \
+        -o "$work/$1" $uring -lpthread
+    local status=0
+    # Thread sanitizers of old compilers cannot place their memory under full address randomness.
+    setarch -R "$work/$1" || status=$?
+    [ "$status" = 0 ] || [ "$status" = 77 ] || { say "$1: failed ($status)"; exit 1; }
+}
+
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+native address-undefined address,undefined
+native thread thread
+
+if [ "$clang" = no ]; then
+    # shellcheck disable=SC2086
+    "$cc" $flags -DRINGLAB_REPLAY -fsanitize=address,undefined -fno-sanitize-recover=all \
+        http.c fuzz_http.c -o "$work/replay"
+    "$work/replay" "$corpus"/*
+else
+    say "fuzzing the HTTP parser for $fuzz_seconds s"
+    # shellcheck disable=SC2086
+    "$cc" $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+        http.c fuzz_http.c -o "$work/fuzz"
+    mkdir "$work/found"
+    "$work/fuzz" -max_total_time="$fuzz_seconds" -max_len=512 -artifact_prefix="$corpus/" \
+        -print_final_stats=1 "$work/found" "$corpus" > "$work/fuzz.log" 2>&1 ||
+        { tail -40 "$work/fuzz.log"; say "the fuzzer found a fault"; exit 1; }
+    say "$(sed -n 's/^stat::number_of_executed_units: */inputs: /p' "$work/fuzz.log")"
+fi
+say "all hold"
