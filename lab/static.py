@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -82,7 +82,8 @@ class Picture:
 
     Title, legend and caption are HTML around the drawing, not part of it: they wrap in a narrow
     window, can be selected and searched, and are read out by a screen reader. As the last value of
-    a cell it shows itself; :func:`show` does the same from anywhere.
+    a cell it shows itself; :func:`show` does the same from anywhere. Without a layout there is
+    nothing to draw, and the title says why.
     """
 
     layout: Any
@@ -93,6 +94,18 @@ class Picture:
 
     def to_html(self) -> str:
         """The picture as a piece of HTML for a document that :func:`bokehjs` is in."""
+        keys = "".join(f"<li>{_swatch(key)}{html.escape(key.label)}</li>" for key in self.keys)
+        place, script = self._drawing() if self.layout is not None else ("", "")
+        return (
+            f'{_STYLE}<figure class="ringlab" aria-label="{html.escape(self.title)}">'
+            f'<p class="title">{html.escape(self.title)}</p>'
+            + (f'<ul aria-label="Legend">{keys}</ul>' if keys else "") + place
+            + (f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else "")
+            + f"</figure>{script}"
+        )
+
+    def _drawing(self) -> tuple[str, str]:
+        """The place for the drawing, and the script that fills it."""
         from bokeh.embed import json_item
 
         target = f"ringlab-{uuid4().hex}"
@@ -100,15 +113,8 @@ class Picture:
             "id": json.dumps(target),
             "item": _for_script(json_item(self.layout)),
         }
-        keys = "".join(f"<li>{_swatch(key)}{html.escape(key.label)}</li>" for key in self.keys)
-        return (
-            f'{_STYLE}<figure class="ringlab" aria-label="{html.escape(self.title)}">'
-            f'<p class="title">{html.escape(self.title)}</p>'
-            + (f'<ul aria-label="Legend">{keys}</ul>' if keys else "")
-            + f'<div id="{target}" style="min-height: {self.height}px"></div>'
-            + (f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else "")
-            + f"</figure><script>{script}</script>"
-        )
+        return (f'<div id="{target}" style="min-height: {self.height}px"></div>',
+                f"<script>{script}</script>")
 
     def to_text(self) -> str:
         """What a place without HTML shows."""
@@ -138,9 +144,10 @@ def load_bokeh() -> None:
 
 
 def _display(bundle: dict[str, str]) -> None:
-    from IPython.display import publish_display_data
+    from IPython import display
 
-    publish_display_data(bundle)
+    publish: Callable[[dict[str, str]], None] = display.publish_display_data
+    publish(bundle)
 
 
 @cache

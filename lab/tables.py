@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab import beside, palette
@@ -37,10 +37,21 @@ _STYLE = f"""
 .ringlab-table .wrap {{ white-space: normal; min-width: 22em; }}
 .ringlab-table .state {{ display: inline-block; padding: 0 7px; border-radius: 3px;
   font-weight: 600; }}
+.ringlab-table p.head {{ font-size: 15px; font-weight: 600; color: {palette.INK}; margin: 0; }}
+.ringlab-table p.text {{ font-size: 14px; color: {palette.INK}; max-width: 60em; }}
 .ringlab-table .bad {{ font-weight: 700; color: #A33F00; }}
 </style>
 """
 NONE = "·"
+# A table of a run carries the run's folder under this type, for whoever reads the notebook.
+RUN_TYPE = "application/vnd.ringlab.run+json"
+_MACHINE = {
+    "kernel": "kernel", "architecture": "architecture", "cpu": "CPU", "cpus": "CPUs",
+    "cpus_allowed": "CPUs allowed", "virtualisation": "virtualisation",
+    "clocksource": "clocksource", "tcp_wmem": "tcp_wmem", "tcp_rmem": "tcp_rmem",
+    "congestion_control": "congestion control", "memlock": "memlock", "load": "load",
+    "steal_fraction": "steal fraction", "python": "Python",
+}
 
 
 @dataclass(frozen=True)
@@ -65,14 +76,15 @@ class Cell:
 class Table:
     """A captioned table; the first column groups rows, the second names a row.
 
-    ``notes`` stand under it. Shows itself as the last value of a notebook cell; ``str()`` is the
-    same as plain text.
+    ``notes`` stand under it; ``data`` goes along in a notebook, by MIME type, for programs. Shows
+    itself as the last value of a cell; ``str()`` is the same as plain text.
     """
 
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     notes: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_html(self) -> str:
         """An accessible table: caption, and a scope on every heading."""
@@ -114,8 +126,61 @@ class Table:
         lines.insert(3, "-" * min(100, sum(widths) + 2 * len(widths)))
         return "\n".join([*lines, *([self.notes] if self.notes else [])])
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return {"text/html": self.to_html(), "text/plain": str(self), **self.data}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A heading and a paragraph on the card that tables stand on."""
+
+    head: str
+    text: str
+
+    def to_html(self) -> str:
+        """The note as a piece of HTML."""
+        return (f'{_STYLE}<div class="ringlab-table"><p class="head">{html.escape(self.head)}</p>'
+                f'<p class="text">{html.escape(self.text)}</p></div>')
+
+    def __str__(self) -> str:
+        return f"{self.head}\n{self.text}"
+
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/html": self.to_html(), "text/plain": str(self)}
+
+
+def run_table(run: Run) -> Table:
+    """Which run this is: its folder, its parameters with their units, its machine."""
+    rows = [[Cell("run"), Cell("name"), Cell(run.name)],
+            [Cell("run"), Cell("folder"), Cell(str(run.path))]]
+    if run.data.get("interrupted"):
+        rows.append([Cell("run"), Cell("not whole"), Cell(str(run.data["interrupted"]), "bad")])
+    rows += [[Cell("parameters"), Cell(name), Cell(_value(value))]
+             for name, value in run.parameters.items()]
+    machine = run.machine
+    rows += [[Cell("machine"), Cell(words), Cell(_value(machine[name]))]
+             for name, words in _MACHINE.items() if machine.get(name) is not None]
+    engine = machine.get("engine") or {}
+    rows += [[Cell("ring"), Cell(name.replace("_", " ")), Cell(_value(value))]
+             for name, value in engine.items() if value not in (None, "")]
+    columns = [Column("", words=True), Column("what", words=True),
+               Column("value", words=True, wrap=True)]
+    return Table("The run, its parameters and its machine", columns, rows,
+                 data={RUN_TYPE: {"path": str(run.path)}})
+
+
+def answer(run: Run) -> Note:
+    """The founding document's open question, and what this run says to it."""
+    found = run.data.get("open_question")
+    if not found:
+        return Note("The open question", "The arm async was not run under the shipped policy, so "
+                    "this run does not answer it.")
+    return Note(_sentence(str(found["question"])), str(found["answer"]))
+
+
+def arms_of(run: Run) -> list[str]:
+    """The arms of a run, each once, in order."""
+    return list(dict.fromkeys(arm["arm"] for arm in run.arms))
 
 
 def arms_table(run: Run) -> Table:
@@ -144,7 +209,8 @@ def both_tests_table(run: Run) -> Table:
         Column("arm", words=True), Column("policy", words=True),
         Column("while stalled", words=True), Column("delivered after it", "bytes"),
         Column("in order", words=True), Column("stop honoured", "within 1 s", words=True),
-        Column("write timeout", "honoured", words=True), Column("good?", words=True),
+        Column("write timeout", "honoured", words=True), Column("others wait", "ms"),
+        Column("good?", words=True),
     ]
     rows = []
     for arm in run.arms:
@@ -160,10 +226,13 @@ def both_tests_table(run: Run) -> Table:
             Cell(arm["arm"]), Cell(arm["policy"]), Cell(arm["state"], "state"),
             Cell(amount, "" if got == expected else "bad"),
             _yes_no(delivered.get("in_order")), _yes_no(arm.get("honours_stop")),
-            _yes_no(arm.get("honours_write_timeout")),
+            _yes_no(arm.get("honours_write_timeout")), _number(arm.get("others_wait_ms")),
             Cell("quiet and complete") if good else Cell(_why_not(arm, whole), "bad"),
         ])
-    return Table("Quiet and complete, shown together", columns, rows, windows_line(run))
+    notes = (f"{windows_line(run)} Delivered: the bodies of all repetitions, checked byte by byte. "
+             f"Others wait: a small request on another connection while one stalls. "
+             f"{NONE}: not tested in this arm.")
+    return Table("Quiet and complete, shown together", columns, rows, notes)
 
 
 def reasons_table(run: Run) -> Table:
@@ -193,9 +262,9 @@ def evidence_table(run: Run, arms: Iterable[str] | None = None, policy: str = "s
         rows.append([
             Cell(arm["arm"]), Cell(arm["policy"]), Cell(arm["state"], "state"),
             _yes_no(arm.get("send_in_flight"), bad=False),
-            Cell(NONE if outq is None else f"{outq:,}"),
+            Cell(NONE if outq is None else f"{outq:,.0f}"),
             Cell(_words(arm.get("wait_mode_while_stalled"))),
-            Cell(_words(arm.get("why_while_stalled"))),
+            Cell(_whys(arm.get("why_while_stalled"))),
             _number(idle.get("cpu_ms_per_s")), _number(stalled.get("cpu_ms_per_s")),
         ])
     return Table("What the worker was doing while the client stalled", columns, rows,
@@ -216,7 +285,9 @@ def figure(value: float | None) -> str:
         return f"{round(value, -3):,.0f}"
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2f}"
+    if value == 0:
+        return "0"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def windows_line(run: Run, names: Sequence[str] = ()) -> str:
@@ -326,6 +397,35 @@ def _number(value: float | None) -> Cell:
 
 def _words(value: object) -> str:
     return NONE if value is None else str(value).replace("_", " ")
+
+
+def _whys(whys: object) -> str:
+    """Reasons of the waits, the commonest first; a share for each where there are several."""
+    if not isinstance(whys, Mapping):
+        return _words(whys)
+    total = sum(whys.values())
+    if len(whys) < 2 or not total:
+        return ", ".join(whys) or NONE
+    shares = sorted(whys.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * count / total:.0f}%" for name, count in shares
+                     if count / total >= 0.005)
+
+
+def _value(value: object) -> str:
+    """A parameter or a fact about the machine as a person writes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_value(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_value(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _yes_no(value: object, bad: bool = True) -> Cell:

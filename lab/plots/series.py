@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,15 +81,19 @@ def df_series(
 def plot_series(
     run: Run, arm: str, policies: Sequence[str] | None = None, repetition: int | None = None
 ) -> Picture:
-    """Iterations, waits by reason, CPU and bytes taken; one column per policy, at most three."""
+    """Iterations, waits by reason, CPU and bytes taken; one column per policy, at most three.
+
+    Without ``policies`` (or with none that the run has) the three that tell the most are chosen.
+    """
     arms = {row["policy"]: row for row in run.arms if row["arm"] == arm}
     if not arms:
         raise UsageError(f"run {run.name} has no arm '{arm}'")
-    chosen = [name for name in (policies or list(arms)) if name in arms][:3]
+    chosen = [name for name in policies or () if name in arms][:3] or telling(arms)
     frames = {name: df_series(run, arm, name, repetition) for name in chosen}
     highest = max(float(frame["iterations_per_s"].max()) for frame in frames.values())
+    last = max(float(frame["t_s"].max()) for frame in frames.values())
     shared = {
-        "x": Range1d(start=0, end=max(float(frame["t_s"].max()) for frame in frames.values()) + BIN_S / 2),
+        "x": Range1d(start=0, end=last + BIN_S / 2),
         "rate": style.log_range(highest, 12), "cpu": Range1d(start=0, end=1080),
         "bytes": DataRange1d(start=0, range_padding=0.15),
     }
@@ -99,11 +103,20 @@ def plot_series(
     ]
     grid = gridplot([list(row) for row in zip(*columns, strict=True)], toolbar_location="right",
                     sizing_mode="stretch_width", toolbar_options={"logo": None})
-    shown = next(iter(frames.values()))["repetition"].iloc[0] if frames else "?"
+    shown = 1 + int(next(iter(frames.values()))["repetition"].iloc[0])
     caption = (f"Repetition {shown}, in steps of {BIN_S * 1000:.0f} ms. "
                f"{style.caption_of(run, list(_windows_of(arms)))}")
     title = f"{arm}: " + ", ".join(f"{arms[name]['state']} under {name}" for name in chosen)
     return Picture(grid, title, _keys(list(frames.values())), caption, sum(_HEIGHTS))
+
+
+def telling(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Up to three policies of one arm: as shipped, one that spins, one that cures it."""
+    wanted = ["shipped"] if "shipped" in arms else []
+    if not any(arms[name]["state"] == "spins" for name in wanted):
+        wanted += [name for name, row in arms.items() if row["state"] == "spins"][:1]
+    wanted += [name for name in ("fixed", "held-unlisted", "tickless") if name in arms]
+    return [*dict.fromkeys([*wanted, *arms])][:3]
 
 
 def _windows_of(arms: dict[str, dict[str, Any]]) -> dict[str, None]:
@@ -202,8 +215,8 @@ def _cpu(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
     plot.yaxis[0].ticker = FixedTicker(ticks=[0, 250, 500, 750, 1000])
     # The same scale twice: the gap between the lines is time spent waiting for a CPU.
     plot.extra_y_ranges = {"fraction": Range1d(start=0, end=1.08)}
-    right = LinearAxis(y_range_name="fraction", axis_label="on-queue fraction",
-                       ticker=FixedTicker(ticks=[0, 0.25, 0.5, 0.75, 1]))
+    ticker: Any = FixedTicker(ticks=[0, 0.25, 0.5, 0.75, 1])
+    right = LinearAxis(y_range_name="fraction", axis_label="on-queue fraction", ticker=ticker)
     plot.add_layout(right, "right")
     style.dress(right)
     plot.step("t_s", "on_queue_fraction", source=source, mode="center", y_range_name="fraction",

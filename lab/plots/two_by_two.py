@@ -14,15 +14,6 @@ from lab.plots.arms import df_arms
 from lab.runs import Run
 from lab.static import Picture
 
-MEMBERSHIP = ("stays listed", "leaves the list")
-WAIT = ("no timeout", "timed")
-# Where each preset stands: membership of a connection whose SEND is in flight, wait after a SEND.
-PLACES = {
-    "shipped": (MEMBERSHIP[0], WAIT[0]),
-    "membership": (MEMBERSHIP[1], WAIT[0]),
-    "timed-wait": (MEMBERSHIP[0], WAIT[1]),
-    "fixed": (MEMBERSHIP[1], WAIT[1]),
-}
 _SIDE = 215
 
 
@@ -30,21 +21,22 @@ def df_two_by_two(run: Run) -> pd.DataFrame:
     """One row per arm and cell of the table: arm, policy, membership, wait, state,
     stalled_waits_per_s, idle_waits_per_s, stalled_cpu_ms_per_s, complete, reason.
 
-    Only arms that were run under all four presets are there: a table with a hole shows nothing.
+    The run says which cell a policy stands in, and leaves out arms that were not run under all
+    four: a table with a hole shows nothing.
     """
-    frame = df_arms(run)
-    frame = frame[frame["policy"].isin(list(PLACES))]
-    whole = frame.groupby("arm")["policy"].transform("nunique") == len(PLACES)
-    frame = frame[whole].reset_index(drop=True)
-    frame["membership"] = [PLACES[policy][0] for policy in frame["policy"]]
-    frame["wait"] = [PLACES[policy][1] for policy in frame["policy"]]
-    return frame[["arm", "policy", "membership", "wait", "state", "stalled_waits_per_s",
-                  "idle_waits_per_s", "stalled_cpu_ms_per_s", "complete", "reason"]]
+    found = run.data.get("two_by_two") or {"cells": []}
+    columns = ["arm", "policy", "membership", "wait"]
+    cells = pd.DataFrame(found["cells"], columns=columns)
+    return cells.merge(df_arms(run), on=["arm", "policy"], how="left")[[
+        *columns, "state", "stalled_waits_per_s", "idle_waits_per_s", "stalled_cpu_ms_per_s",
+        "complete", "reason"]]
 
 
 def plot_two_by_two(run: Run) -> Picture:
     """One square of four per arm, coloured by state, with the waits per second in words."""
     frame = df_two_by_two(run)
+    if frame.empty:
+        return Picture(None, "No arm was run under all four combinations of the two fixes")
     arms = list(dict.fromkeys(frame["arm"]))
     squares = [
         _square(arm, frame[frame["arm"] == arm], number == 0) for number, arm in enumerate(arms)
@@ -56,11 +48,9 @@ def plot_two_by_two(run: Run) -> Picture:
 
 def _title(frame: pd.DataFrame) -> str:
     """Which cells are quiet in every arm; that is what the picture is for."""
-    if frame.empty:
-        return "No arm was run under all four combinations of the two fixes"
     quiet = frame.assign(good=(frame["state"] == "quiet") & frame["complete"])
     everywhere = quiet.groupby("policy")["good"].all()
-    good = [policy for policy in PLACES if everywhere.get(policy, False)]
+    good = [policy for policy in dict.fromkeys(frame["policy"]) if everywhere[policy]]
     if good == ["fixed"]:
         return "Each fix alone leaves an arm parked or spinning; both together are quiet everywhere"
     return "Quiet and complete in every arm: " + (", ".join(good) or "no combination")
@@ -69,7 +59,8 @@ def _title(frame: pd.DataFrame) -> str:
 def _square(arm: str, cells: pd.DataFrame, first: bool) -> style.Plot:
     hover = HoverTool(tooltips=[("", "@policy: @state"), ("why", "@reason")])
     plot = style.new_figure(
-        x_range=list(WAIT), y_range=list(reversed(MEMBERSHIP)), height=_SIDE + 60, title=arm,
+        x_range=list(dict.fromkeys(cells["wait"])),
+        y_range=list(dict.fromkeys(cells["membership"]))[::-1], height=_SIDE + 60, title=arm,
         tools=[hover], min_width=170, x_axis_location="below",
     )
     plot.title.text_font_size = "13px"

@@ -1,0 +1,120 @@
+"""The picture of the dirty-list case: the three conditions of the worker, and what moves it."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+from lab import palette
+from lab.runs import Run
+from lab.tables import figure, windows_line
+
+WIDTH, HEIGHT = 800, 330
+BOX = (204, 88)
+_FONT = "system-ui, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One condition of the worker: name, colour, two lines about its wait, where its box is."""
+
+    name: str
+    colour: str
+    lines: tuple[str, str]
+    x: int
+    y: int
+
+
+PLACES = (
+    _Place("IDLE", palette.BLUE, ("waits with a timeout (3b)", "of 25 ms: 40 waits a second"),
+           16, 121),
+    _Place("PARKED", palette.PURPLE, ("waits without a timeout (3a)", "no CPU, deaf to stop"),
+           580, 18),
+    _Place("SPIN", palette.VERMILION,
+           ("waits with a timeout of 0 (3b)", "every wait returns at once"), 580, 224),
+)
+# Which arm under the shipped policy shows a condition, and in which window.
+_SHOWN_BY = {"IDLE": ("async", "idle"), "PARKED": ("async", "stall"),
+             "SPIN": ("async+poked", "stall")}
+# Path, label lines, where the label is anchored.
+_ARROWS = (
+    ("M118 121 V46 H574", ("short write: a SEND is submitted, the list is not empty",), 346, 38,
+     "middle"),
+    ("M580 84 H400 V150 H226", ("the client reads:", "the SEND completes"), 410, 106, "start"),
+    ("M682 106 V218", ("a poke: any other", "completion, or a signal"), 672, 158, "end"),
+    ("M580 284 H118 V215", ("the client reads: the SEND completes, the list is empty",), 346, 276,
+     "middle"),
+)
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """The drawing; with a run, each box carries what that run measured in it."""
+
+    run: Run | None = None
+
+    def to_svg(self) -> str:
+        """An SVG element that needs nothing else."""
+        boxes = "".join(_box(place, self._measured(place.name)) for place in PLACES)
+        arrows = "".join(_arrow(*arrow) for arrow in _ARROWS)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-label="{html.escape(self.to_text())}" '
+            f'style="width:100%;max-width:{WIDTH}px;height:auto;display:block" '
+            f'font-family="{_FONT}" font-size="12.5" fill="{palette.INK}">'
+            f'<defs><marker id="ringlab-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
+            f'markerHeight="8" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{palette.INK}"/>'
+            f"</marker></defs>{arrows}{boxes}</svg>"
+        )
+
+    def to_html(self) -> str:
+        """The drawing on the white card of all pictures."""
+        note = ""
+        if self.run is not None:
+            note = (f'<p style="color:{palette.FAINT_INK};font:12px {_FONT};margin:8px 0 0 0">'
+                    f"Measured under the shipped policy. {html.escape(windows_line(self.run))}</p>")
+        return (f'<div style="background:{palette.CARD};border:1px solid #d5d5d5;border-radius:4px;'
+                f'padding:14px;max-width:1180px;box-sizing:border-box;margin:4px 0 14px 0">'
+                f"{self.to_svg()}{note}</div>")
+
+    def to_text(self) -> str:
+        """The same in words."""
+        return ("IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any completion that "
+                "is not the SEND's, or a signal. PARKED or SPIN to IDLE: the client reads and the "
+                "SEND completes.")
+
+    def _measured(self, name: str) -> str:
+        arm, window = _SHOWN_BY[name]
+        for row in self.run.arms if self.run is not None else []:
+            figures = row["windows"].get(window)
+            if (row["arm"], row["policy"]) == (arm, "shipped") and figures:
+                return f"measured: {figure(figures.get('waits_per_s'))} waits/s"
+        return ""
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self.to_html(), "text/plain": self.to_text()}
+
+
+def _box(place: _Place, measured: str) -> str:
+    width, height = BOX
+    ink = palette.ink_on(place.colour)
+    middle = place.x + width // 2
+    lines = [line for line in (*place.lines, measured) if line]
+    first = place.y + (46 if len(lines) == 2 else 41)
+    texts = "".join(
+        f'<text x="{middle}" y="{first + 17 * number}" text-anchor="middle" font-size="12" '
+        f'fill="{ink}">{html.escape(line)}</text>'
+        for number, line in enumerate(lines)
+    )
+    return (f'<rect x="{place.x}" y="{place.y}" width="{width}" height="{height}" rx="8" '
+            f'fill="{place.colour}"/><text x="{middle}" y="{place.y + 24}" text-anchor="middle" '
+            f'font-size="15" font-weight="700" fill="{ink}">{place.name}</text>{texts}')
+
+
+def _arrow(path: str, lines: tuple[str, ...], x: int, y: int, anchor: str) -> str:
+    label = "".join(
+        f'<text x="{x}" y="{y + 16 * number}" text-anchor="{anchor}">{html.escape(line)}</text>'
+        for number, line in enumerate(lines)
+    )
+    return (f'<path d="{path}" fill="none" stroke="{palette.INK}" stroke-width="1.6" '
+            f'marker-end="url(#ringlab-tip)"/>{label}')

@@ -1,0 +1,129 @@
+"""Executing a notebook unattended: papermill, in a kernel of this very interpreter.
+
+Imports papermill, which takes two seconds; import this module when a report is really made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import papermill
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, papermill_engines
+from papermill.log import logger
+
+from lab import mode
+from lab.progress import Progress
+
+KERNEL = "ringlab"
+_STARTUP_S = 60
+
+
+def execute(
+    source: Path,
+    target: Path,
+    parameters: Mapping[str, object],
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> Any:
+    """Run ``source`` with ``parameters`` and write what came out to ``target``, cell by cell.
+
+    Raises what papermill raises; a cell's error is a PapermillExecutionError, and ``target`` then
+    holds the notebook up to that cell, with papermill's banner. ``environment`` is added to the
+    kernel's own.
+    """
+    papermill_engines.register(KERNEL, _Engine)
+    # What papermill would warn about has been checked, and paths are for us to announce.
+    logger.setLevel(logging.ERROR)
+    with _kernel_spec(environment) as specs:
+        return papermill.execute_notebook(
+            source, target, parameters=dict(parameters), engine_name=KERNEL, kernel_name=KERNEL,
+            language="python", progress_bar=False, start_timeout=_STARTUP_S,
+            specs=specs, progress=progress,
+        )
+
+
+def parameters_of(source: Path) -> dict[str, str]:
+    """Names in the notebook's parameters cell, each with the type that its annotation gives."""
+    logger.setLevel(logging.ERROR)
+    found = papermill.inspect_notebook(str(source))
+    return {name: str(entry["inferred_type_name"]) for name, entry in found.items()}
+
+
+@contextmanager
+def _kernel_spec(environment: Mapping[str, str]) -> Iterator[KernelSpecManager]:
+    """A kernel that is this interpreter, whatever kernels are registered on the machine."""
+    with tempfile.TemporaryDirectory(prefix="ringlab-kernel-") as folder:
+        home = Path(folder) / KERNEL
+        home.mkdir()
+        spec = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": "ringlab", "language": "python",
+            "env": {mode.BATCH: "1", **environment},
+        }
+        (home / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+        yield KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
+
+
+class _Client(PapermillNotebookClient):  # type: ignore[misc]
+    """papermill's client, with a kernel from our own list of kernels."""
+
+    def __init__(self, nb_man: Any, specs: KernelSpecManager, **options: Any) -> None:
+        super().__init__(nb_man, **options)
+        self._specs = specs
+
+    def create_kernel_manager(self) -> Any:
+        self.km = AsyncKernelManager(kernel_name=KERNEL, kernel_spec_manager=self._specs)
+        return self.km
+
+
+class _Engine(NBClientEngine):  # type: ignore[misc]
+    """papermill's engine, telling which cell it is at."""
+
+    @classmethod
+    def execute_managed_notebook(
+        cls, nb_man: Any, kernel_name: str, *, specs: KernelSpecManager, progress: Progress,
+        start_timeout: int = _STARTUP_S, **_: Any,
+    ) -> Any:
+        names = _headings(nb_man.nb.cells)
+        begin, complete = nb_man.cell_start, nb_man.cell_complete
+
+        def cell_start(cell: Any, index: int, **options: Any) -> None:
+            if cell.cell_type == "code":
+                progress.step(names[index], 0)
+            begin(cell, index, **options)
+
+        def cell_complete(cell: Any, index: int, **options: Any) -> None:
+            complete(cell, index, **options)
+            progress.step(names[index])
+
+        nb_man.cell_start, nb_man.cell_complete = cell_start, cell_complete
+        progress.begin(len(nb_man.nb.cells), "cells")
+        try:
+            client = _Client(
+                nb_man, specs, kernel_name=kernel_name, timeout=None, log=logger,
+                startup_timeout=start_timeout, store_widget_state=False,
+            )
+            return client.execute()
+        finally:
+            progress.end()
+
+
+def _headings(cells: list[Any]) -> list[str]:
+    """For each cell, the nearest heading above it: what a reader would call that part."""
+    name, names = "start", []
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            titles = [line for line in cell.source.splitlines() if line.startswith("#")]
+            name = titles[-1].lstrip("# ") if titles else name
+        names.append(name)
+    return names
