@@ -98,10 +98,10 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class ReadResponses:
-    """Read until so many responses of the connection are complete; later bytes may come along."""
+class ReadUntilSilent:
+    """Read until nothing has come for ``seconds``: all that the server can send as things are."""
 
-    count: int = 1
+    seconds: float = 0.05
     client: str = FIRST
 
 
@@ -143,8 +143,8 @@ class Poke:
 
 
 Step = (
-    Connect | Ask | Settle | Stall | Read | Pace | ReadResponses | ReadAll | HalfClose | Reset
-    | Close | Poke
+    Connect | Ask | Settle | Stall | Read | Pace | ReadUntilSilent | ReadAll | HalfClose
+    | Reset | Close | Poke
 )
 Choreography = tuple[Step, ...]
 
@@ -274,8 +274,8 @@ class Player:
                 self._read(step.client, step.size, 0.0)
             case Pace():
                 self._read(step.client, step.size, step.bytes_per_s)
-            case ReadResponses():
-                self._read_all(step.client, step.count)
+            case ReadUntilSilent():
+                self.client(step.client).read_until_silent(step.seconds)
             case ReadAll():
                 self._read_all(step.client)
             case HalfClose():
@@ -346,9 +346,9 @@ class Player:
             raise ClientError(f"{size:,} bytes were to be read: {_fault(reader)}")
         self._check(reader)
 
-    def _read_all(self, name: str, responses: int | None = None) -> None:
+    def _read_all(self, name: str) -> None:
         reader = self.client(name)
-        if not reader.read_all(responses) and self._strict:
+        if not reader.read_all() and self._strict:
             raise ClientError(f"the responses did not all arrive: {_fault(reader)}")
         self._check(reader)
 

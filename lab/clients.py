@@ -101,20 +101,25 @@ class Client:
                 time.sleep(max(0.0, got / rate - (time.monotonic() - begun)))
         return got
 
-    def read_all(self, responses: int | None = None) -> bool:
+    def read_until_silent(self, seconds: float) -> int:
+        """Read and check whatever comes until nothing has for ``seconds``; returns how much."""
+        got = 0
+        while count := self._recv(_CHUNK, seconds):
+            got += count
+        return got
+
+    def read_all(self) -> bool:
         """Read until everything asked for has come; True when it is all there and in order.
 
-        ``responses`` ends the reading once so many are complete since the connection began. False
-        when the server closed, reset or fell silent before that, or sent something else;
+        False when the server closed, reset or fell silent before that, or sent something else;
         ``stream`` and ``ended`` say which.
         """
         stream = self.stream
-        while not stream.complete and (responses is None or stream.responses < responses):
+        while not stream.complete:
             patience = self._patience if stream.in_order else _AFTER_FAULT_S
             if not self._recv(_CHUNK, patience):
                 break
-        enough = stream.complete or (responses is not None and stream.responses >= responses)
-        return enough and stream.in_order
+        return stream.complete and stream.in_order
 
     def gone(self, seconds: float) -> bool:
         """Has the server ended this connection, within so many seconds, without a byte read?

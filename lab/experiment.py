@@ -130,8 +130,9 @@ class Experiment:
     """Plain data, and :meth:`run`.
 
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
-    there to show its fault. ``conclude`` turns all results into further entries of the run, and
-    ``evidence`` merges the evidence of the repetitions of one arm.
+    there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
+    ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
+    entries of the run.
     """
 
     name: str
@@ -277,16 +278,17 @@ class Experiment:
         over = budget.broken_by(windows[IDLE], windows[arm.window]) if budget else []
         delivered = _delivered(group)
         in_flight = _all([one.send_in_flight for one in group])
-        reason = verdict.reason
+        evidence = self.evidence(group)
+        remarks = [verdict.reason, *evidence.get("remarks", ())]
         if in_flight is False:
-            reason += "; no SEND was in flight, so this arm did not show what it is for"
+            remarks.append("no SEND was in flight, so this arm did not show what it is for")
         return {
             "arm": arm.name,
             "policy": policy,
             "decisions": dict(group[0].decisions),
             "windows": {name: window.to_dict() for name, window in windows.items()},
             "state": verdict.state,
-            "reason": reason,
+            "reason": "; ".join(remarks),
             "delivered": delivered,
             **promises,
             "send_in_flight": in_flight,
@@ -295,7 +297,7 @@ class Experiment:
             "broken": _broken(over, delivered, promises) if budget else [],
             "repetitions": len(group),
             "each": [_brief(one) for one in group],
-            **self.evidence(group),
+            **evidence,
         }
 
 

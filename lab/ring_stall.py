@@ -137,11 +137,13 @@ class Stalled:
     def evidence(self) -> dict[str, Any]:
         """For the experiment's ``evidence``: how the loop waited, why, and what was in flight."""
         modes, whys = self.changes("waits"), self.changes("why")
-        # A loop that sleeps through the whole window counts no wait in it: its last one still runs.
+        # A loop that sleeps through the whole window counts no wait in it: its last one still runs,
+        # unless it is not in a wait at all but stands before a lock.
         slept = not any(modes.values())
+        last = self.after["last_mode"] if self.after["waiting"] else "none"
         stuck = max(self.connections, key=lambda one: (one.sending, one.outq), default=None)
         return {
-            "wait_mode": self.after["last_mode"] if slept else max(modes, key=lambda m: modes[m]),
+            "wait_mode": last if slept else max(modes, key=lambda mode: modes[mode]),
             "why": {why: count for why, count in whys.items() if count}
             or {self.after["last_why"]: 0},
             "connection": asdict(stuck) if stuck is not None else None,
@@ -186,7 +188,7 @@ def measure_ring(
             "delivered": delivered,
             "decisions": server.policy.choices,
             "honours_write_timeout": honoured,
-            "send_in_flight": bool(seen.before["sending"] or seen.before["held"]),
+            "send_in_flight": any(one.sending or one.held for one in seen.connections),
             "polls_by_design": server.ring().setup == "sqpoll",
             "evidence": evidence,
             "engine": engine_facts(server),
