@@ -19,6 +19,7 @@ RECORD = 16
 # The body of the next response begins this much further into the pattern (no multiple of a record
 # or a page, so that two responses never look alike from their first byte).
 STRIDE = 69061
+PHASES = 1 << 16
 MAX_HEAD = 64 * 1024
 
 _RECORD = re.compile(rb"([0-9a-f]{15})\n")
@@ -39,7 +40,7 @@ def pattern() -> memoryview:
 
 def phase(response: int) -> int:
     """Where in the pattern the body of that response of a connection (from 0) begins."""
-    return response * STRIDE % PERIOD
+    return response * STRIDE % PHASES
 
 
 def body(response: int, size: int, start: int = 0) -> bytes:

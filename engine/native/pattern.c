@@ -13,8 +13,10 @@
 enum { RECORD = 16, DIGITS = 15 };
 /* Odd, so that a connection's first 2^20 responses all begin at different places. */
 #define PHASE_STEP 69061u
+#define PHASES 65536u /* bodies begin within the first 64 KiB: what is sent often stays in a cache */
 
-_Static_assert((RL_PATTERN_PERIOD & (RL_PATTERN_PERIOD - 1)) == 0, "phases are taken by a mask");
+_Static_assert((PHASES & (PHASES - 1)) == 0, "phases are taken by a mask");
+_Static_assert(PHASES <= RL_PATTERN_PERIOD, "a phase lies in the first period");
 _Static_assert(RL_PATTERN_PERIOD % RECORD == 0, "a record does not straddle the period");
 
 /* Two periods: a slice of up to one period is contiguous wherever in the first it begins. */
@@ -41,5 +43,5 @@ const uint8_t *rl_pattern(void)
 
 uint64_t rl_pattern_phase(uint64_t seq)
 {
-    return (seq * PHASE_STEP) & (RL_PATTERN_PERIOD - 1);
+    return (seq * PHASE_STEP) & (PHASES - 1);
 }
