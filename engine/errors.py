@@ -1,4 +1,4 @@
-"""The typed errors of ringlab, each one clear line, and the one place that makes them from errno."""
+"""The typed errors of ringlab, each one clear line; the one place that makes them from errno."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class RinglabError(Exception):
-    """Base of every error that ringlab raises on purpose; ``str()`` of it is one line for a person."""
+    """Base of all that ringlab raises on purpose; ``str()`` of it is one line for a person."""
 
 
 class UsageError(RinglabError, ValueError):
@@ -17,7 +17,7 @@ class UsageError(RinglabError, ValueError):
 
 
 class MachineError(RinglabError, RuntimeError):
-    """This machine or process lacks something (a limit, a right, a package): says what and what to do."""
+    """This machine lacks something (a limit, a right, a package): says what and what to do."""
 
 
 class EngineError(RinglabError, OSError):
@@ -36,7 +36,7 @@ class PolicyError(RinglabError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> list[str]:
-    """``allowed`` with the words most like ``word`` first (all of them, so that a list can be printed)."""
+    """``allowed`` with the words most like ``word`` first."""
     names = list(allowed)
     order = {name: difflib.SequenceMatcher(None, word, name).ratio() for name in names}
     return sorted(names, key=lambda name: -order[name])
@@ -48,7 +48,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UsageError:
 
 
 def check(result: int, asked: str, remedy: str = "") -> int:
-    """Return ``result`` when it is not negative, else raise EngineError with what was asked and why.
+    """``result`` when it is not negative, else an EngineError with what was asked and why.
 
     Every native call returns a negative errno on failure; this is the only place that reads it.
     """

@@ -11,7 +11,7 @@
 
 #define INPUT_MOST (1u << 20) /* unread input kept while a connection is paused */
 
-/* ---- the two lists ---------------------------------------------------------------------------------- */
+/* ---- the two lists ------------------------------------------------------------------------- */
 
 void conn_list(struct worker *w, struct conn *c)
 {
@@ -63,7 +63,7 @@ static void set_sending(struct worker *w, struct conn *c, bool on)
     STORE(w->count.sending, on ? w->count.sending + 1 : w->count.sending - 1);
 }
 
-/* ---- open and close ---------------------------------------------------------------------------------- */
+/* ---- open and close ------------------------------------------------------------------------ */
 
 static void arm_recv(struct worker *w, struct conn *c)
 {
@@ -186,7 +186,7 @@ bool conn_finish(struct worker *w, struct conn *c)
     return true;
 }
 
-/* ---- the lock shared with the handler ------------------------------------------------------------------ */
+/* ---- the lock shared with the handler ------------------------------------------------------ */
 
 /*
  * Take the connection's lock by the rule for held connections. False: the handler has it, and the
@@ -223,7 +223,7 @@ static void release(struct conn *c)
         pthread_mutex_unlock(&c->lock);
 }
 
-/* ---- output --------------------------------------------------------------------------------------------- */
+/* ---- output -------------------------------------------------------------------------------- */
 
 /* Hand what is to be sent to the ring, at most one SEND at a time. The lock is held. */
 static void flush(struct worker *w, struct conn *c)
@@ -292,7 +292,7 @@ void conn_send_done(struct worker *w, struct conn *c, int result)
     conn_settle(w, c);
 }
 
-/* Everything that the worker itself can do for a listed connection. False: turned away by the lock. */
+/* All that the worker itself can do for a listed connection. False: turned away by the lock. */
 bool conn_move(struct worker *w, struct conn *c)
 {
     if (!acquire(w, c))
@@ -312,9 +312,9 @@ bool conn_move(struct worker *w, struct conn *c)
     return true;
 }
 
-/* ---- input ------------------------------------------------------------------------------------------------ */
+/* ---- input --------------------------------------------------------------------------------- */
 
-/* Requests that a client has asked and whose response no buffer of the kernel's has yet taken on. */
+/* Requests whose response no SEND has yet taken on. */
 static uint64_t backlog(struct conn *c)
 {
     return c->parsed - LOAD(c->answered) + LOAD(c->buffered);

@@ -1,8 +1,8 @@
 #pragma once
 /*
- * The state machine of the ring worker: its data, the operations it needs from a backend, and the
- * calls between its files. Nothing here or in worker.c, conn.c, output.c and policy.c makes a system
- * call; ring.c (liburing) and script.c (no kernel, virtual time) are the two backends.
+ * The state machine of the ring worker: its data, the operations it needs from a backend, and
+ * the calls between its files. Nothing in worker.c, conn.c, output.c, handler.c and policy.c makes
+ * a system call; ring.c (liburing) and script.c (no kernel, virtual time) are the two backends.
  *
  * Who may touch what:
  *   the worker thread   everything of its worker and connections, except as below
@@ -31,7 +31,7 @@
 #define RL_MS INT64_C(1000000)
 #define RL_CACHE_LINE 64
 
-/* ---- bytes on their way out: copied text (heads, small bodies) and slices of the pattern ------- */
+/* ---- bytes on their way out: copied text (heads, small bodies) and slices of the pattern --- */
 
 struct piece {
     const uint8_t *at; /* NULL: the next len bytes of text */
@@ -54,7 +54,7 @@ void out_clear(struct out *out);
 void out_free(struct out *out);
 size_t out_memory(const struct out *out);
 
-/* ---- a connection ------------------------------------------------------------------------------ */
+/* ---- a connection -------------------------------------------------------------------------- */
 
 struct request {
     struct request *next;
@@ -96,7 +96,7 @@ struct conn {
     void *backend; /* what the backend keeps for a SEND in flight */
 };
 
-/* ---- what a backend does ------------------------------------------------------------------------ */
+/* ---- what a backend does ------------------------------------------------------------------- */
 
 /* Handing write_buf over to a SEND swaps the two: what a SEND in flight points at never moves. */
 static inline struct out *send_buf(struct conn *c) { return &c->buf[LOAD(c->turn)]; }
@@ -136,7 +136,7 @@ struct ops {
     int64_t (*now)(struct worker *w);
 };
 
-/* ---- a worker ------------------------------------------------------------------------------------ */
+/* ---- a worker ------------------------------------------------------------------------------ */
 
 typedef int64_t (*decide_fn)(const struct worker *w, int decision, const struct conn *c);
 
@@ -199,7 +199,7 @@ static inline int64_t ask(const struct worker *w, int decision, const struct con
     return fn(w, decision, c);
 }
 
-/* ---- worker.c: the phases of an iteration --------------------------------------------------------- */
+/* ---- worker.c: the phases of an iteration -------------------------------------------------- */
 
 void worker_init(struct worker *w);
 void worker_begin(struct worker *w);
@@ -215,7 +215,7 @@ void worker_free(struct worker *w);
 int64_t worker_deadline(const struct worker *w);
 void worker_fail(struct worker *w, int32_t why);
 
-/* ---- conn.c: the life of a connection -------------------------------------------------------------- */
+/* ---- conn.c: the life of a connection ------------------------------------------------------ */
 
 struct conn *conn_open(struct worker *w, int fd);
 struct conn *conn_of(struct worker *w, uint64_t user_data);
@@ -230,7 +230,7 @@ void conn_list(struct worker *w, struct conn *c);
 void conn_unlist(struct worker *w, struct conn *c);
 size_t conn_memory(const struct conn *c);
 
-/* ---- handler.c: what a handler does with a request -------------------------------------------------- */
+/* ---- handler.c: what a handler does with a request ----------------------------------------- */
 
 bool respond(struct conn *c, const rl_request *ask, uint64_t seq);
 void handle_locked(struct conn *c, const struct request *request);
@@ -239,7 +239,7 @@ void hand_back(struct conn *c, bool more, bool needs_worker); /* c may be gone a
 void queue_request(struct conn *c, struct request *request);
 struct request *next_request(struct conn *c);
 
-/* ---- policy.c ---------------------------------------------------------------------------------------- */
+/* ---- policy.c ------------------------------------------------------------------------------ */
 
 int policy_check(const rl_policy *policy);
 void policy_apply(struct worker *w, const rl_policy *policy); /* policy outlives the worker */

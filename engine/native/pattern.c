@@ -13,7 +13,7 @@
 enum { RECORD = 16, DIGITS = 15 };
 /* Odd, so that a connection's first 2^20 responses all begin at different places. */
 #define PHASE_STEP 69061u
-#define PHASES 65536u /* bodies begin within the first 64 KiB: what is sent often stays in a cache */
+#define PHASES 65536u /* bodies begin within 64 KiB: what is sent often stays cached */
 
 _Static_assert((PHASES & (PHASES - 1)) == 0, "phases are taken by a mask");
 _Static_assert(PHASES <= RL_PATTERN_PERIOD, "a phase lies in the first period");

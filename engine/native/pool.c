@@ -111,7 +111,7 @@ void pool_close(struct pool *pool)
     pthread_mutex_destroy(&pool->lock);
 }
 
-/* A handler's time. Cut short when the server is being closed, so that closing never waits for it. */
+/* A handler's time. Cut short when the server is being closed: closing never waits for it. */
 void pool_pause(struct worker *w, int64_t ms)
 {
     struct ring_worker *rw = w->backend;

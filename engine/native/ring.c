@@ -23,7 +23,7 @@
 #define PLAIN_SIZE 2048
 #define CQ_LEAST 4096
 
-/* What the backend keeps for a connection: the message of a SEND in flight, a plain recv's buffer. */
+/* Kept for a connection: the message of a SEND in flight, the buffer of a plain recv. */
 struct conn_io {
     struct msghdr message;
     struct iovec iov[RL_IOV_MAX];
@@ -41,7 +41,7 @@ static struct conn_io *io_of(struct worker *w, struct conn *c)
     return c->backend;
 }
 
-/* ---- set-up --------------------------------------------------------------------------------------- */
+/* ---- set-up -------------------------------------------------------------------------------- */
 
 static int try_setup(struct ring_worker *rw, int setup)
 {
@@ -152,7 +152,7 @@ void ring_close(struct ring_worker *rw)
     unmap_buffers(rw);
 }
 
-/* ---- the wait -------------------------------------------------------------------------------------- */
+/* ---- the wait ------------------------------------------------------------------------------ */
 
 static int ring_ready(struct worker *w) { return (int)io_uring_cq_ready(&ring_of(w)->ring); }
 static int ring_pending(struct worker *w) { return (int)io_uring_sq_ready(&ring_of(w)->ring); }
@@ -194,7 +194,7 @@ static int ring_wait(struct worker *w, const rl_wait *wait)
     return result >= 0 && !io_uring_cq_ready(&rw->ring) ? -ETIME : result;
 }
 
-/* ---- reap ------------------------------------------------------------------------------------------ */
+/* ---- reap ---------------------------------------------------------------------------------- */
 
 /* What an older kernel refuses is asked for again without multishot. */
 static int without_multishot(struct ring_worker *rw, enum op op, int result)
@@ -242,7 +242,7 @@ static void ring_give_back(struct worker *w, int buffer)
     io_uring_buf_ring_advance(rw->buffers, 1);
 }
 
-/* ---- requests -------------------------------------------------------------------------------------- */
+/* ---- requests ------------------------------------------------------------------------------ */
 
 static struct io_uring_sqe *next_sqe(struct worker *w)
 {
@@ -325,7 +325,7 @@ static int ring_send(struct worker *w, struct conn *c)
     return 0;
 }
 
-/* ---- directly on the socket ------------------------------------------------------------------------ */
+/* ---- directly on the socket ---------------------------------------------------------------- */
 
 static ssize_t ring_write(struct conn *c, const struct iovec *iov, int count)
 {

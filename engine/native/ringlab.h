@@ -1,12 +1,12 @@
 #pragma once
 /*
- * The contract between the native engines and Python: every struct and call that both sides see.
- * Written in the subset of C that cffi parses (no includes, no conditionals); engine/build_native.py
- * reads this same file. Times are nanoseconds of CLOCK_MONOTONIC (virtual time on the scripted
+ * The contract between the native engines and Python: every struct and call that both sides
+ * see. Written in the subset of C that cffi parses (no includes, no conditionals);
+ * engine/build_native.py reads this same file. Times are nanoseconds of CLOCK_MONOTONIC (virtual time on the scripted
  * backend). Every call that can fail returns a negative errno.
  */
 
-/* ---- decisions: one rule each, switchable while the loop runs ------------------------------- */
+/* ---- decisions: one rule each, switchable while the loop runs ------------------------------ */
 
 enum rl_decision {
     RL_MEMBERSHIP,   /* does a connection whose SEND is in flight stay on the dirty list? */
@@ -34,7 +34,7 @@ typedef struct {
 /* The choice with that index of a decision, or NULL past the last one. */
 const rl_choice *rl_choice_at(int decision, int index);
 
-/* ---- the wait ------------------------------------------------------------------------------- */
+/* ---- the wait ------------------------------------------------------------------------------ */
 
 enum rl_mode {
     RL_MODE_SUBMIT,  /* mode 1: completions ready, submissions pending: enter, returns at once */
@@ -65,7 +65,7 @@ typedef struct {
     int32_t way;        /* enum rl_expired, for a timeout of zero */
 } rl_wait;
 
-/* ---- counters: one writer each, all 64 bits, cumulative unless called a gauge ---------------- */
+/* ---- counters: one writer each, all 64 bits, cumulative unless called a gauge -------------- */
 
 typedef struct {
     uint64_t iterations;
@@ -125,7 +125,7 @@ typedef struct {
     rl_counters c;
 } rl_sample;
 
-/* ---- what can be seen of a connection and of a loop ------------------------------------------ */
+/* ---- what can be seen of a connection and of a loop ---------------------------------------- */
 
 typedef struct {
     uint32_t slot;
@@ -164,7 +164,7 @@ typedef struct {
 } rl_loop_view;
 
 /* A policy of the caller's own. Asked for the decisions whose bit is set in asks; returns the
- * answer (RL_IDLE: nanoseconds, or -1 for no timeout) or RL_POLICY_FAILED, which stops the worker. */
+ * answer (RL_IDLE: nanoseconds, or -1 for no timeout), or RL_POLICY_FAILED to stop the worker. */
 typedef int64_t (*rl_decide)(void *self, int decision, const rl_conn_view *conn,
                              const rl_loop_view *loop);
 enum rl_policy_answer { RL_POLICY_FAILED = -2 };
@@ -176,7 +176,7 @@ typedef struct {
     void *self;
 } rl_policy;
 
-/* ---- the ring server ------------------------------------------------------------------------- */
+/* ---- the ring server ----------------------------------------------------------------------- */
 
 enum rl_setup { RL_SETUP_AUTO, RL_SETUP_NONE, RL_SETUP_COOP, RL_SETUP_DEFER, RL_SETUP_SQPOLL };
 enum rl_recv { RL_RECV_AUTO, RL_RECV_BUFFER_RING, RL_RECV_PLAIN };
@@ -241,7 +241,8 @@ int rl_server_loop(rl_server *server, int worker, rl_loop_view *out);
 int rl_server_ring(const rl_server *server, int worker, rl_ring_info *out);
 int rl_server_stop(rl_server *server);    /* the modelled stop: a flag, seen when the loop looks */
 int rl_server_running(rl_server *server); /* workers that have not left their loop */
-int rl_server_failed(rl_server *server);  /* 0, 1: a policy failed, or the negative errno of a wait */
+/* 0, 1: a policy failed, or the negative errno of a wait. */
+int rl_server_failed(rl_server *server);
 int rl_server_memory(rl_server *server, uint64_t *connection_bytes); /* bytes held by connections */
 void rl_server_close(rl_server *server);  /* ends and frees everything, whatever the loop does */
 
@@ -249,7 +250,7 @@ void rl_server_close(rl_server *server);  /* ends and frees everything, whatever
 int rl_probe(rl_ring_info *out);
 const char *rl_liburing_version(void);
 
-/* ---- HTTP and the body pattern --------------------------------------------------------------- */
+/* ---- HTTP and the body pattern ------------------------------------------------------------- */
 
 typedef struct {
     int32_t status;      /* 200, or the refusal: 400, 405, 431, 505 */
@@ -271,7 +272,7 @@ int64_t rl_http_parse(const uint8_t *data, size_t size, size_t max_header, rl_re
 const uint8_t *rl_pattern(void); /* two periods */
 uint64_t rl_pattern_phase(uint64_t seq);
 
-/* ---- the scripted backend: the same state machine, no kernel, virtual time -------------------- */
+/* ---- the scripted backend: the same state machine, no kernel, virtual time ----------------- */
 
 enum rl_phase { RL_PHASE_REAP, RL_PHASE_DRAIN, RL_PHASE_DIRTY, RL_PHASE_HOUSE, RL_PHASE_DECIDE };
 
@@ -312,5 +313,6 @@ int rl_script_wait(rl_script *script, rl_wait *wait); /* make the wait last deci
 int rl_script_conn(rl_script *script, int slot, rl_conn_view *out);
 int rl_script_loop(rl_script *script, rl_loop_view *out);
 int rl_script_counters(rl_script *script, rl_counters *out);
-int rl_script_pending(rl_script *script, int slot, int64_t *send_bytes); /* bit 0 recv, 1 SEND armed */
+/* Bit 0: a recv is armed; bit 1: a SEND is, of send_bytes. */
+int rl_script_pending(rl_script *script, int slot, int64_t *send_bytes);
 int64_t rl_script_output(rl_script *script, int slot, uint8_t *out, int64_t at, int64_t most);

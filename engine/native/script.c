@@ -50,7 +50,7 @@ struct rl_script {
 static rl_script *script_of(struct worker *w) { return w->backend; }
 static struct peer *peer_of(struct conn *c) { return &script_of(c->worker)->peers[c->fd]; }
 
-/* ---- small things ----------------------------------------------------------------------------------- */
+/* ---- small things -------------------------------------------------------------------------- */
 
 static bool append(struct bytes *to, const uint8_t *data, size_t size)
 {
@@ -126,7 +126,7 @@ static int lend(rl_script *s, uint8_t *data)
     return i;
 }
 
-/* ---- what the kernel would do with what was submitted ------------------------------------------------- */
+/* ---- what the kernel would do with what was submitted -------------------------------------- */
 
 static void post_recv(rl_script *s, struct conn *c, struct peer *p, int result, bool more)
 {
@@ -200,7 +200,7 @@ static void submit(rl_script *s)
     serve(s);
 }
 
-/* ---- the table of operations ------------------------------------------------------------------------------ */
+/* ---- the table of operations --------------------------------------------------------------- */
 
 static int op_ready(struct worker *w) { return script_of(w)->queued; }
 static int op_pending(struct worker *w) { return script_of(w)->sq_used; }
@@ -342,7 +342,7 @@ static const struct ops script_ops = {
     .now = op_now,
 };
 
-/* ---- the driver's calls -------------------------------------------------------------------------------- */
+/* ---- the driver's calls -------------------------------------------------------------------- */
 
 rl_script *rl_script_new(const rl_script_config *config)
 {

@@ -14,7 +14,7 @@
 #define LEAVE_ROUNDS 400 /* of LEAVE_WAIT: how long a leaving worker waits for completions */
 #define LEAVE_WAIT (5 * RL_MS)
 
-/* ---- the worker's thread ------------------------------------------------------------------------- */
+/* ---- the worker's thread ------------------------------------------------------------------- */
 
 static void started(struct ring_worker *rw, int result, const char *where)
 {
@@ -98,7 +98,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-/* ---- start ----------------------------------------------------------------------------------------- */
+/* ---- start --------------------------------------------------------------------------------- */
 
 static const rl_policy *keep_policy(rl_server *server, const rl_policy *policy)
 {
@@ -215,7 +215,7 @@ int rl_server_start(const rl_config *config, rl_server **out, char *where, size_
     return 0;
 }
 
-/* ---- live settings ---------------------------------------------------------------------------------- */
+/* ---- live settings ------------------------------------------------------------------------- */
 
 int rl_server_port(const rl_server *server) { return server->port; }
 
@@ -267,7 +267,7 @@ int rl_server_policy(rl_server *server, const rl_policy *policy)
     return kept ? 0 : -ENOMEM;
 }
 
-/* ---- views -------------------------------------------------------------------------------------------- */
+/* ---- views --------------------------------------------------------------------------------- */
 
 int rl_server_connections(rl_server *server, rl_conn_view *out, int most)
 {
@@ -329,7 +329,7 @@ int rl_server_memory(rl_server *server, uint64_t *connection_bytes)
     return 0;
 }
 
-/* ---- stop and close ------------------------------------------------------------------------------------ */
+/* ---- stop and close ------------------------------------------------------------------------ */
 
 int rl_server_stop(rl_server *server)
 {

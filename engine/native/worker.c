@@ -58,7 +58,7 @@ void worker_begin(struct worker *w)
     arm_standing(w);
 }
 
-/* ---- stop ---------------------------------------------------------------------------------------- */
+/* ---- stop ---------------------------------------------------------------------------------- */
 
 static void begin_stop(struct worker *w)
 {
@@ -93,7 +93,7 @@ void worker_fail(struct worker *w, int32_t why)
     w->ops->wake(w);
 }
 
-/* ---- the wait ------------------------------------------------------------------------------------ */
+/* ---- the wait ------------------------------------------------------------------------------ */
 
 /* The earliest moment at which the loop itself must act; -1: none. */
 int64_t worker_deadline(const struct worker *w)
@@ -174,7 +174,7 @@ void worker_wait(struct worker *w)
         worker_fail(w, result);
 }
 
-/* ---- reap ---------------------------------------------------------------------------------------- */
+/* ---- reap ---------------------------------------------------------------------------------- */
 
 static void accept_done(struct worker *w, const struct completion *done)
 {
@@ -188,7 +188,9 @@ static void accept_done(struct worker *w, const struct completion *done)
             conn_settle(w, c);
         return;
     }
-    if (!w->has_listener || done->result == -ECANCELED || done->result == -ECONNABORTED || done->result == -EINTR)
+    bool passing = done->result == -ECANCELED || done->result == -ECONNABORTED ||
+                   done->result == -EINTR;
+    if (passing || !w->has_listener)
         return; /* the next decision arms it again, unless the worker stops */
     ADD(w->count.accept_failures, 1);
     w->accept_at = w->now + ACCEPT_BACKOFF; /* at once would fail at once: a spin of class D */
@@ -227,7 +229,7 @@ void worker_reap(struct worker *w)
     } while (n == REAP_BATCH);
 }
 
-/* ---- drain the detach queue ------------------------------------------------------------------------ */
+/* ---- drain the detach queue ---------------------------------------------------------------- */
 
 static struct conn *detach_pop(struct worker *w)
 {
@@ -259,7 +261,7 @@ void worker_drain(struct worker *w)
     }
 }
 
-/* ---- the dirty pass -------------------------------------------------------------------------------- */
+/* ---- the dirty pass ------------------------------------------------------------------------ */
 
 static bool owes_something(struct conn *c)
 {
@@ -297,7 +299,7 @@ void worker_dirty(struct worker *w)
     }
 }
 
-/* ---- housekeeping ---------------------------------------------------------------------------------- */
+/* ---- housekeeping -------------------------------------------------------------------------- */
 
 void worker_house(struct worker *w)
 {
