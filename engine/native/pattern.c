@@ -11,7 +11,7 @@
 #include "ringlab.h"
 
 enum { RECORD = 16, DIGITS = 15 };
-/* Odd, so that a connection's first 2^20 responses all begin at different places. */
+/* Odd, so that a connection's first 2^16 responses all begin at different places. */
 #define PHASE_STEP 69061u
 #define PHASES 65536u /* bodies begin within 64 KiB: what is sent often stays cached */
 

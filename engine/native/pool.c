@@ -72,6 +72,7 @@ static void *pool_main(void *arg)
 {
     struct pool *pool = arg;
     struct request *request;
+    name_thread("rl-handler");
     for (struct conn *c; (c = pool_take(pool, &request));) {
         pthread_mutex_lock(&c->lock);
         handle_locked(c, request);

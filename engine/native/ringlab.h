@@ -2,8 +2,8 @@
 /*
  * The contract between the native engines and Python: every struct and call that both sides
  * see. Written in the subset of C that cffi parses (no includes, no conditionals);
- * engine/build_native.py reads this same file. Times are nanoseconds of CLOCK_MONOTONIC (virtual time on the scripted
- * backend). Every call that can fail returns a negative errno.
+ * engine/build_native.py reads this same file. Times are nanoseconds of CLOCK_MONOTONIC (virtual
+ * time on the scripted backend). Every call that can fail returns a negative errno.
  */
 
 /* ---- decisions: one rule each, switchable while the loop runs ------------------------------ */

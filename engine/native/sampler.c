@@ -137,6 +137,7 @@ static void *sampler_main(void *arg)
     rl_server *server = arg;
     struct sampler *s = &server->sampler;
     uint64_t due = clock_ns(CLOCK_MONOTONIC);
+    name_thread("rl-sampler");
     pthread_mutex_lock(&server->sample_lock);
     while (!s->closing) {
         if (!s->hz) {

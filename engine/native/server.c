@@ -82,6 +82,7 @@ static void *worker_main(void *arg)
 {
     struct ring_worker *rw = arg;
     const char *where = "";
+    name_thread("rl-worker");
     sampler_attach(rw);
     int result = ring_open(rw, &where);
     started(rw, result, where);

@@ -5,6 +5,9 @@
 
 #include "model.h"
 
+/* So that top, ps and /proc tell the threads apart; at most 15 characters. */
+static inline void name_thread(const char *name) { pthread_setname_np(pthread_self(), name); }
+
 struct policy_node {
     struct policy_node *next;
     rl_policy policy;
