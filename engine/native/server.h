@@ -1,12 +1,13 @@
 #pragma once
 /* The ring server around the state machine: threads, listeners, handler pool, sampler. */
 #include <liburing.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "model.h"
 
 /* So that top, ps and /proc tell the threads apart; at most 15 characters. */
-static inline void name_thread(const char *name) { pthread_setname_np(pthread_self(), name); }
+static inline void name_thread(const char *name) { prctl(PR_SET_NAME, name); }
 
 struct policy_node {
     struct policy_node *next;
