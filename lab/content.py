@@ -16,9 +16,10 @@ from engine.errors import RinglabError
 
 PERIOD = 1 << 20
 RECORD = 16
-# The body of the next response begins this much further into the pattern (no multiple of a record
-# or a page, so that two responses never look alike from their first byte).
+# The body of the next response begins so much further into the first PHASES bytes of the pattern
+# (odd, so that no two of 65,536 responses of a connection begin alike).
 STRIDE = 69061
+PHASES = 1 << 16
 PHASES = 1 << 16
 MAX_HEAD = 64 * 1024
 

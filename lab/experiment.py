@@ -99,6 +99,12 @@ class Outcome:
         raise unknown("result", f"{arm}/{policy}", have)
 
     @property
+    def remarks(self) -> list[str]:
+        """What the experiment concluded, in sentences."""
+        concluded = (self.data.get(name) for name in self.data.get("conclusions", ()))
+        return [each.get("answer") or each["text"] for each in concluded if each]
+
+    @property
     def broken(self) -> list[str]:
         """One line for each promise that a policy with a budget did not keep."""
         return [
@@ -132,7 +138,7 @@ class Experiment:
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
     ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
-    entries of the run.
+    entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``.
     """
 
     name: str
@@ -242,8 +248,9 @@ class Experiment:
             "machine": machine.describe(done[-1].engine),
             "interrupted": interrupted,
             "arms": rows,
-            **self.conclude(rows),
         }
+        concluded = self.conclude(rows)
+        data |= {**concluded, "conclusions": list(concluded)}
         samples = _joined(done)
         try:
             path = store.write(data, samples)

@@ -16,9 +16,6 @@ from lab import mode
 
 # Work that ends sooner needs no progress.
 DELAY_S = 2.0
-_TERMINAL_S = 0.2
-_LOG_S = 10.0
-_NOTEBOOK_S = 0.5
 
 
 class Progress:
@@ -35,7 +32,7 @@ class Progress:
 
 
 class TerminalProgress(Progress):
-    """A bar on stderr; where that is no terminal, a line now and then."""
+    """A bar on stderr."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -45,8 +42,7 @@ class TerminalProgress(Progress):
 
         self.end()
         self._bar = tqdm(
-            total=total, desc=what, file=sys.stderr, delay=DELAY_S, leave=False, unit="step",
-            mininterval=_TERMINAL_S if sys.stderr.isatty() else _LOG_S,
+            total=total, desc=what, file=sys.stderr, delay=DELAY_S, leave=False, mininterval=0.2,
             dynamic_ncols=True, bar_format="{desc} {n}/{total} |{bar:20}| {remaining} {postfix}",
         )
 
@@ -61,11 +57,12 @@ class TerminalProgress(Progress):
             self._bar = None
 
 
-class NotebookProgress(Progress):
-    """One line of text in the cell's output, rewritten in place: no widget to outlive it."""
+class LineProgress(Progress):
+    """A line of text on stderr now and then, for a log."""
+
+    every_s = 10.0
 
     def __init__(self) -> None:
-        self._handle: Any = None
         self._begun = self._shown = 0.0
         self._total = self._done = 0
         self._what = ""
@@ -77,10 +74,26 @@ class NotebookProgress(Progress):
     def step(self, done: str, count: int = 1) -> None:
         self._done += count
         now = time.monotonic()
-        if now - self._begun >= DELAY_S and now - self._shown >= _NOTEBOOK_S:
-            self._shown = now
-            left = (now - self._begun) / self._done * (self._total - self._done)
-            self._show(f"{self._what}: {self._done} of {self._total}, {left:.0f} s left ({done})")
+        if now - self._begun < DELAY_S or now - self._shown < self.every_s:
+            return
+        self._shown = now
+        left = ""
+        if self._done:
+            left = f", {(now - self._begun) / self._done * (self._total - self._done):.0f} s left"
+        self._show(f"{self._what}: {self._done} of {self._total}{left} ({done})")
+
+    def _show(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class NotebookProgress(LineProgress):
+    """One line of text in the cell's output, rewritten in place: no widget to outlive it."""
+
+    every_s = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: Any = None
 
     def end(self) -> None:
         if self._handle is not None:
@@ -96,6 +109,11 @@ class NotebookProgress(Progress):
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
+
+
+def for_command() -> Progress:
+    """The one for a command line: a bar where stderr is a terminal, else lines for its log."""
+    return TerminalProgress() if sys.stderr.isatty() else LineProgress()
 
 
 def choose() -> Progress:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.binding import native
 from lab import content
 from lab.content import ContentError, StreamCheck, body, phase
 
@@ -35,6 +36,13 @@ def test_the_pattern_spells_its_own_offsets() -> None:
     assert bytes(text[32 : 32 + 16]) == b"000000000000020\n"
     assert len(text) == 2 * content.PERIOD
     assert text[: content.PERIOD] == text[content.PERIOD :]
+
+
+def test_the_engine_sends_the_same_pattern() -> None:
+    ffi, lib = native()
+    assert bytes(ffi.buffer(lib.rl_pattern(), len(content.pattern()))) == content.pattern()
+    for response in (0, 1, 2, 1000, 65_535, 65_536, 10**9):
+        assert lib.rl_pattern_phase(response) == phase(response)
 
 
 def test_bodies_begin_at_their_phase_and_wrap() -> None:
