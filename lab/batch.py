@@ -66,7 +66,8 @@ def _kernel_spec(environment: Mapping[str, str]) -> Iterator[KernelSpecManager]:
         home = Path(folder) / KERNEL
         home.mkdir()
         spec = {
-            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+                     "--log-level=ERROR"],
             "display_name": "ringlab", "language": "python",
             "env": {mode.BATCH: "1", **environment},
         }
@@ -102,9 +103,9 @@ class _Engine(NBClientEngine):  # type: ignore[misc]
                 progress.step(names[index], 0)
             begin(cell, index, **options)
 
-        def cell_complete(cell: Any, index: int, **options: Any) -> None:
-            complete(cell, index, **options)
-            progress.step(names[index])
+        def cell_complete(cell: Any, cell_index: int, **options: Any) -> None:
+            complete(cell, cell_index=cell_index, **options)
+            progress.step(names[cell_index])
 
         nb_man.cell_start, nb_man.cell_complete = cell_start, cell_complete
         progress.begin(len(nb_man.nb.cells), "cells")

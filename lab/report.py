@@ -33,6 +33,7 @@ _PAGE = """
 <style>
 main { max-width: 1240px; margin: 0 auto; padding: 12px 20px 48px 20px; box-sizing: border-box; }
 .jp-RenderedMarkdown p, .jp-RenderedMarkdown li { max-width: 52em; line-height: 1.5; }
+.jp-RenderedMarkdown table { margin-left: 0; }
 .jp-Cell { overflow: visible; }
 .jp-OutputPrompt, .jp-InputPrompt { display: none; }
 @media print { main { max-width: none; padding: 0; } }

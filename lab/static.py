@@ -58,9 +58,10 @@ figure.ringlab {{ background: {palette.CARD}; color: {palette.INK}; margin: 4px 
   box-sizing: border-box; font: 13px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif;
   break-inside: avoid; }}
 figure.ringlab > .title {{ font-size: 15px; font-weight: 600; margin: 0 0 4px 0; }}
-figure.ringlab > ul {{ list-style: none; margin: 0 0 6px 0; padding: 0; display: flex;
+figure.ringlab > ul {{ list-style: none; margin: 0 0 6px 0 !important; display: flex;
+  padding: 0 !important;
   flex-wrap: wrap; gap: 2px 18px; }}
-figure.ringlab > ul > li {{ margin: 0; padding: 0; color: {palette.INK}; }}
+figure.ringlab > ul > li {{ margin: 0 !important; padding: 0; color: {palette.INK}; }}
 figure.ringlab > ul svg {{ vertical-align: -2px; margin-right: 5px; }}
 figure.ringlab > .caption {{ color: {palette.FAINT_INK}; font-size: 12px; margin: 6px 0 0 0; }}
 </style>

@@ -11,34 +11,37 @@ from lab import beside, palette
 from lab.runs import Run
 
 # The card that pictures stand on: fixed colours that read the same under any theme.
+# JupyterLab and nbconvert style every table of an output; what they would bend is marked important.
 _STYLE = f"""
 <style>
 .ringlab-table {{ overflow-x: auto; background: {palette.CARD}; color: {palette.INK};
   border: 1px solid #d5d5d5; border-radius: 4px; padding: 10px 14px; margin: 4px 0 14px 0;
   max-width: 1180px; box-sizing: border-box; }}
-.ringlab-table table {{ border-collapse: collapse; border: none; margin: 0; width: 100%;
-  color: {palette.INK}; font: 13px/1.4 system-ui, "Helvetica Neue", Arial, sans-serif;
-  font-variant-numeric: tabular-nums; }}
+.ringlab-table table {{ border-collapse: collapse; border: none; margin: 0 !important; width: 100%;
+  table-layout: auto !important; color: {palette.INK}; font-variant-numeric: tabular-nums;
+  font: 13px/1.4 system-ui, "Helvetica Neue", Arial, sans-serif; }}
 .ringlab-table caption {{ caption-side: top; text-align: left; font-size: 15px; font-weight: 600;
   color: {palette.INK}; padding: 0 0 6px 0; }}
 .ringlab-table p {{ color: {palette.FAINT_INK}; font: 12px/1.45 system-ui, "Helvetica Neue", Arial,
   sans-serif; margin: 6px 0 0 0; }}
-.ringlab-table thead th {{ vertical-align: bottom; font-weight: 600; text-align: right;
-  border-bottom: 2px solid {palette.INK}; padding: 3px 8px; white-space: normal;
-  background: {palette.CARD}; color: {palette.INK}; }}
-.ringlab-table thead th small {{ font-weight: 400; color: {palette.FAINT_INK}; display: block; }}
-.ringlab-table tbody th, .ringlab-table tbody td {{ padding: 3px 8px; text-align: right;
-  font-weight: 400; border: none; white-space: nowrap; background: {palette.CARD};
-  color: {palette.INK}; }}
-.ringlab-table tbody tr.first > * {{ border-top: 1px solid #c9c9c9; }}
-.ringlab-table th[scope=row], .ringlab-table th[scope=rowgroup], .ringlab-table .left {{
-  text-align: left; }}
-.ringlab-table th[scope=rowgroup] {{ font-weight: 600; vertical-align: top; }}
-.ringlab-table .wrap {{ white-space: normal; min-width: 22em; }}
-.ringlab-table .state {{ display: inline-block; padding: 0 7px; border-radius: 3px;
-  font-weight: 600; }}
 .ringlab-table p.head {{ font-size: 15px; font-weight: 600; color: {palette.INK}; margin: 0; }}
 .ringlab-table p.text {{ font-size: 14px; color: {palette.INK}; max-width: 60em; }}
+.ringlab-table tr, .ringlab-table tr:hover {{ background: {palette.CARD} !important; }}
+.ringlab-table th, .ringlab-table td {{ padding: 3px 8px !important; border: none !important;
+  text-align: right !important; font-weight: 400; color: {palette.INK}; }}
+.ringlab-table thead th {{ vertical-align: bottom !important; font-weight: 600;
+  white-space: normal; }}
+.ringlab-table thead tr {{ border-bottom: 2px solid {palette.INK} !important; }}
+.ringlab-table thead th small {{ font-weight: 400; color: {palette.FAINT_INK}; display: block; }}
+.ringlab-table tbody th, .ringlab-table tbody td {{ white-space: nowrap;
+  vertical-align: baseline !important; }}
+.ringlab-table tbody tr.first {{ border-top: 1px solid #c9c9c9 !important; }}
+.ringlab-table th[scope=row], .ringlab-table th[scope=rowgroup], .ringlab-table .left {{
+  text-align: left !important; }}
+.ringlab-table th[scope=rowgroup] {{ font-weight: 600; }}
+.ringlab-table .wrap {{ white-space: normal !important; width: 60%; }}
+.ringlab-table .state {{ display: inline-block; padding: 0 7px; border-radius: 3px;
+  font-weight: 600; }}
 .ringlab-table .bad {{ font-weight: 700; color: #A33F00; }}
 </style>
 """
@@ -162,7 +165,7 @@ def run_table(run: Run) -> Table:
              for name, words in _MACHINE.items() if machine.get(name) is not None]
     engine = machine.get("engine") or {}
     rows += [[Cell("ring"), Cell(name.replace("_", " ")), Cell(_value(value))]
-             for name, value in engine.items() if value not in (None, "")]
+             for name, value in engine.items() if value not in (None, "") and name != "thread_id"]
     columns = [Column("", words=True), Column("what", words=True),
                Column("value", words=True, wrap=True)]
     return Table("The run, its parameters and its machine", columns, rows,
@@ -240,7 +243,7 @@ def reasons_table(run: Run) -> Table:
     columns = [Column("arm", words=True), Column("policy", words=True), Column("state", words=True),
                Column("because", words=True, wrap=True)]
     rows = [[Cell(arm["arm"]), Cell(arm["policy"]), Cell(arm["state"], "state"),
-             Cell(arm["reason"])] for arm in run.arms]
+             Cell(_sentences(arm))] for arm in run.arms]
     return Table("Why each state was given", columns, rows)
 
 
@@ -277,6 +280,16 @@ def is_complete(arm: Mapping[str, Any]) -> bool:
     return bool(delivered.get("in_order")) and delivered.get("bytes") == delivered.get("expected")
 
 
+def delivery(arm: Mapping[str, Any]) -> str:
+    """What came of what was owed, in a few words."""
+    delivered = arm.get("delivered") or {}
+    if is_complete(arm):
+        return "complete"
+    if delivered.get("bytes") is None:
+        return "not tested"
+    return "out of order" if delivered["bytes"] == delivered["expected"] else "bytes missing"
+
+
 def figure(value: float | None) -> str:
     """A measured figure with as many digits as it deserves."""
     if value is None:
@@ -301,8 +314,8 @@ def windows_line(run: Run, names: Sequence[str] = ()) -> str:
                 repetitions.append(int(window.get("repetitions", 1)))
     if not seconds:
         return ""
-    lengths = ", ".join(f"{name} {_span(found, 1)} s" for name, found in seconds.items())
-    times = _span(repetitions, 0)
+    lengths = ", ".join(f"{name} {_span(found)} s" for name, found in seconds.items())
+    times = _span(repetitions)
     return f"Windows: {lengths}; {times} {'repetition' if times == '1' else 'repetitions'}."
 
 
@@ -319,8 +332,8 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     return "Machine: " + ", ".join(part for part in parts if part) + "."
 
 
-def _span(values: Sequence[float], digits: int) -> str:
-    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -355,7 +368,7 @@ def _why_not(arm: Mapping[str, Any], whole: bool) -> str:
     if arm["state"] != "quiet":
         faults.append(arm["state"])
     if not whole:
-        faults.append("not complete")
+        faults.append(delivery(arm))
     if arm.get("honours_stop") is False:
         faults.append("deaf to stop")
     if arm.get("honours_write_timeout") is False:
@@ -421,7 +434,13 @@ def _value(value: object) -> str:
         return ", ".join(f"{name} {_value(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_value(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _sentences(arm: Mapping[str, Any]) -> str:
+    """The verdict's reason, then what was wrong with the stream."""
+    fault = (arm.get("delivered") or {}).get("fault")
+    return ". ".join(_sentence(text) for text in (arm["reason"], fault) if text) + "."
 
 
 def _sentence(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from bokeh.layouts import gridplot
 from bokeh.models import ColumnDataSource, FactorRange, HoverTool
@@ -13,6 +14,7 @@ from lab import beside, palette
 from lab.plots import style
 from lab.runs import Run
 from lab.static import Key, Picture
+from lab.tables import delivery, is_complete
 
 ROW = 25  # pixels
 # Reference figures stand just above and below the mark of the row that they belong to.
@@ -26,20 +28,19 @@ def df_arms(run: Run) -> pd.DataFrame:
 
     Columns: arm, policy, state, reason, window (the one that counts: ``stall`` or ``held``),
     seconds, repetitions, each figure as ``idle_NAME`` and ``stalled_NAME`` (rates per second, CPU
-    in ms per second, fractions 0 to 1), and complete, honours_stop, honours_write_timeout.
+    in ms per second, fractions 0 to 1), and complete, delivery (in words), honours_stop,
+    honours_write_timeout.
     """
     rows = []
     for arm in run.arms:
         windows = arm["windows"]
         name = next((name for name in beside.STALLED if name in windows), "")
         stalled, idle = windows.get(name, {}), windows.get("idle", {})
-        delivered = arm.get("delivered") or {}
         row = {
             "arm": arm["arm"], "policy": arm["policy"], "state": arm["state"],
             "reason": arm["reason"], "window": name, "seconds": stalled.get("seconds"),
             "repetitions": stalled.get("repetitions"),
-            "complete": bool(delivered.get("in_order"))
-            and delivered.get("bytes") == delivered.get("expected"),
+            "complete": is_complete(arm), "delivery": delivery(arm),
             "honours_stop": arm.get("honours_stop"),
             "honours_write_timeout": arm.get("honours_write_timeout"),
         }
@@ -97,14 +98,17 @@ def _panel(
     style.name_decades(plot.xaxis[0], highest)
     plot.xaxis.axis_label = label
     _rows_axis(plot, names)
+    low, rest = style.floored(stalled), style.floored(idle)
     source = ColumnDataSource({
         "row": list(zip(frame["arm"], frame["policy"], strict=True)),
-        "x": style.floored(stalled), "idle": style.floored(idle),
+        "x": low, "idle": rest,
         **{name: list(frame[name]) for name in ("arm", "policy", "state", "reason")},
         "colour": [palette.state(word).colour for word in frame["state"]],
         "marker": [palette.state(word).marker for word in frame["state"]],
         "shown": [style.short(value) for value in stalled],
         "idle_shown": [style.short(value) for value in idle],
+        # Beside the mark, or beside the idle ring where that stands close to the right of it.
+        "text_x": np.where((low < rest) & (rest < 6 * low), rest, low),
         "text": [_value_text(*pair, names) for pair in zip(frame["state"], stalled, strict=True)],
     })
     plot.segment("idle", "row", "x", "row", source=source, line_color=palette.GREY, line_width=1)
@@ -113,7 +117,7 @@ def _panel(
     marks = plot.scatter("x", "row", source=source, marker="marker", size=11, fill_color="colour",
                          line_color=palette.INK, line_width=0.7)
     hover.renderers = [marks]
-    plot.text("x", "row", "text", source=source, x_offset=10, text_baseline="middle",
+    plot.text("text_x", "row", "text", source=source, x_offset=10, text_baseline="middle",
               text_font=style.GLYPH_FONT, text_font_size="11px", text_color=palette.INK,
               background_fill_color=palette.CARD, padding=1)
     return plot

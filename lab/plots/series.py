@@ -48,7 +48,8 @@ def df_series(
     Columns: t_s (middle of the bin, seconds since the repetition began), window (empty between
     windows), ``NAME_per_s`` for iterations, waits, wasted and every why_*, cpu_ms_per_s of the
     worker's thread, on_queue_fraction (0 to 1), taken_mib (response bytes that the socket has taken
-    since the repetition began), list_length and sending at the end of the bin.
+    since the repetition began), list_length and sending at the end of the bin. ``attrs["windows"]``
+    holds name, start and end of each window, for a window may be shorter than a bin.
     """
     samples = run.df_samples()
     rows = samples[(samples["arm"] == arm) & (samples["policy"] == policy)]
@@ -75,6 +76,7 @@ def df_series(
     for gauge in ("list_length", "sending"):
         frame[gauge] = cut[gauge].to_numpy()[1:]
     frame.insert(0, "repetition", repetition)
+    frame.attrs["windows"] = spans(rows)
     return frame
 
 
@@ -129,7 +131,8 @@ def _keys(frames: Sequence[pd.DataFrame]) -> list[Key]:
         Key(f"wait: {words}", colour) for why, (words, colour) in WHYS.items()
         if any(bool((frame[f"why_{why}_per_s"] > 0).any()) for frame in frames)
     ]
-    return [*reasons, Key("CPU", palette.BLACK), Key("on queue", palette.ORANGE, "dashed")]
+    return [*reasons, Key("CPU", palette.BLACK),
+            Key("on queue: running or waiting for a CPU", palette.ORANGE, "dashed")]
 
 
 def _edges(t_s: np.ndarray[Any, Any], bin_s: float) -> np.ndarray[Any, Any]:
@@ -137,7 +140,10 @@ def _edges(t_s: np.ndarray[Any, Any], bin_s: float) -> np.ndarray[Any, Any]:
     wanted = np.arange(t_s[0], t_s[-1] + bin_s / 2, bin_s)
     right = np.clip(np.searchsorted(t_s, wanted), 1, len(t_s) - 1)
     nearer_left = wanted - t_s[right - 1] < t_s[right] - wanted
-    return np.unique(right - nearer_left)
+    edges = np.unique(right - nearer_left)
+    # The last moments count too: in a bin of their own when they are half a bin long, else added.
+    inner = edges[(edges == 0) | (t_s[-1] - t_s[edges] >= bin_s / 2)]
+    return np.append(inner, len(t_s) - 1)
 
 
 def _column(
@@ -240,22 +246,23 @@ def _bytes(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
 
 def _shade(plot: style.Plot, frame: pd.DataFrame, named: bool) -> None:
     """Shade the windows; their names stand at the top of the first panel only."""
-    for name, start, end in spans(frame):
+    for name, start, end in frame.attrs["windows"]:
         plot.add_layout(BoxAnnotation(left=start, right=end, fill_color=palette.window(name),
                                       fill_alpha=1.0, line_color=None, level="image"))
         if named:
+            # The name of a short window ends where the window does, the last one's too.
+            short = end - start < 0.12 * plot.x_range.end
             plot.add_layout(Label(
-                x=start, y=plot.y_range.end, text=name, x_offset=3, y_offset=-2,
-                text_baseline="top", text_font=style.FONT, text_font_size="11px",
-                text_color=palette.INK))
+                x=end if short else start, y=plot.y_range.end, text=name,
+                x_offset=0 if short else 3, y_offset=-2, text_baseline="top",
+                text_align="right" if short else "left", text_font=style.FONT,
+                text_font_size="11px", text_color=palette.INK))
 
 
-def spans(frame: pd.DataFrame) -> list[tuple[str, float, float]]:
-    """Name, start and end of each window of a series, in order, in seconds."""
-    half = float(frame["t_s"].diff().median()) / 2 if len(frame) > 1 else BIN_S / 2
-    block = (frame["window"] != frame["window"].shift()).cumsum()
+def spans(samples: pd.DataFrame) -> list[tuple[str, float, float]]:
+    """Name, start and end of each window among samples in order of time, in seconds."""
+    block = (samples["window"] != samples["window"].shift()).cumsum()
     return [
-        (str(part["window"].iloc[0]), float(part["t_s"].iloc[0]) - half,
-         float(part["t_s"].iloc[-1]) + half)
-        for _, part in frame.groupby(block) if part["window"].iloc[0]
+        (str(part["window"].iloc[0]), float(part["t_s"].iloc[0]), float(part["t_s"].iloc[-1]))
+        for _, part in samples.groupby(block) if part["window"].iloc[0]
     ]

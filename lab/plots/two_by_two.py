@@ -19,7 +19,7 @@ _SIDE = 215
 
 def df_two_by_two(run: Run) -> pd.DataFrame:
     """One row per arm and cell of the table: arm, policy, membership, wait, state,
-    stalled_waits_per_s, idle_waits_per_s, stalled_cpu_ms_per_s, complete, reason.
+    stalled_waits_per_s, idle_waits_per_s, stalled_cpu_ms_per_s, complete, delivery, reason.
 
     The run says which cell a policy stands in, and leaves out arms that were not run under all
     four: a table with a hole shows nothing.
@@ -29,7 +29,7 @@ def df_two_by_two(run: Run) -> pd.DataFrame:
     cells = pd.DataFrame(found["cells"], columns=columns)
     return cells.merge(df_arms(run), on=["arm", "policy"], how="left")[[
         *columns, "state", "stalled_waits_per_s", "idle_waits_per_s", "stalled_cpu_ms_per_s",
-        "complete", "reason"]]
+        "complete", "delivery", "reason"]]
 
 
 def plot_two_by_two(run: Run) -> Picture:
@@ -52,7 +52,7 @@ def _title(frame: pd.DataFrame) -> str:
     everywhere = quiet.groupby("policy")["good"].all()
     good = [policy for policy in dict.fromkeys(frame["policy"]) if everywhere[policy]]
     if good == ["fixed"]:
-        return "Each fix alone leaves an arm parked or spinning; both together are quiet everywhere"
+        return "Neither fix alone is quiet and complete in every arm; both together are"
     return "Quiet and complete in every arm: " + (", ".join(good) or "no combination")
 
 
@@ -90,5 +90,5 @@ def _cells(cells: pd.DataFrame) -> dict[str, Any]:
         "ink": [palette.ink_on(look.colour) for look in looks],
         "word": [f"{look.mark} {look.word}" for look in looks],
         "waits": [f"{style.short(value)} waits/s" for value in cells["stalled_waits_per_s"]],
-        "whole": ["every byte" if whole else "NOT complete" for whole in cells["complete"]],
+        "whole": list(cells["delivery"]),
     }
