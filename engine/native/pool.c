@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 #include "server.h"
 
@@ -72,7 +73,7 @@ static void *pool_main(void *arg)
 {
     struct pool *pool = arg;
     struct request *request;
-    name_thread("rl-handler");
+    prctl(PR_SET_NAME, "rl-handler");
     for (struct conn *c; (c = pool_take(pool, &request));) {
         pthread_mutex_lock(&c->lock);
         handle_locked(c, request);

@@ -14,6 +14,8 @@
 #define LEAVE_ROUNDS 400 /* of LEAVE_WAIT: how long a leaving worker waits for completions */
 #define LEAVE_WAIT (5 * RL_MS)
 
+_Static_assert(offsetof(rl_sample, c) == sizeof(struct figures), "figures, then counters");
+
 /* ---- the worker's thread ------------------------------------------------------------------- */
 
 static void started(struct ring_worker *rw, int result, const char *where)
@@ -82,8 +84,8 @@ static void *worker_main(void *arg)
 {
     struct ring_worker *rw = arg;
     const char *where = "";
-    name_thread("rl-worker");
-    sampler_attach(rw);
+    sampled_attach(&rw->sampled, "rl-worker");
+    rw->info.thread_id = rw->sampled.thread_id;
     int result = ring_open(rw, &where);
     started(rw, result, where);
     if (result < 0)
@@ -92,10 +94,7 @@ static void *worker_main(void *arg)
     STORE(rw->w.count.ended, 1);
     leave_loop(rw);
     ring_close(rw);
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    uint64_t cpu = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-    __atomic_store_n(&rw->final_cpu_ns, cpu, __ATOMIC_RELEASE);
+    sampled_ended(&rw->sampled);
     return NULL;
 }
 
@@ -112,6 +111,17 @@ static const rl_policy *keep_policy(rl_server *server, const rl_policy *policy)
     return &node->policy;
 }
 
+static void copy_counters(const void *of, uint64_t *to)
+{
+    const struct worker *w = of;
+    rl_counters *out = (rl_counters *)to;
+    sampled_copy(&w->count, to, sizeof w->count);
+    out->direct_writes = LOAD(w->handled.direct_writes);
+    out->direct_short = LOAD(w->handled.direct_short);
+    out->direct_eagain = LOAD(w->handled.direct_eagain);
+    out->bytes_direct = LOAD(w->handled.bytes_direct);
+}
+
 static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
 {
     struct ring_worker *rw = &server->workers[index];
@@ -126,6 +136,9 @@ static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
     worker_init(w);
     policy_apply(w, policy);
     rw->wanted = policy;
+    rw->sampled.copy = copy_counters;
+    rw->sampled.of = w;
+    server->sampler.sampled[index] = &rw->sampled;
     rw->wake_fd = eventfd(0, EFD_CLOEXEC);
     if (rw->wake_fd < 0)
         return -errno;
@@ -157,7 +170,7 @@ static int start_threads(rl_server *server, const char **where)
     }
     pthread_mutex_unlock(&server->lock);
     if (result == 0)
-        result = sampler_start(server);
+        result = sampler_run(&server->sampler, server->config.sample_hz);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return result;
 }
@@ -177,7 +190,7 @@ static rl_server *server_new(const rl_config *config)
     memset(server->workers, 0, size);
     for (int i = 0; i < config->workers; i++) {
         struct ring_worker *rw = &server->workers[i];
-        rw->listener = rw->wake_fd = rw->schedstat_fd = rw->status_fd = -1;
+        rw->listener = rw->wake_fd = rw->sampled.schedstat_fd = rw->sampled.status_fd = -1;
     }
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -185,7 +198,6 @@ static rl_server *server_new(const rl_config *config)
     pthread_cond_init(&server->changed, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&server->lock, NULL);
-    pthread_mutex_init(&server->sample_lock, NULL);
     return server;
 }
 
@@ -199,6 +211,9 @@ int rl_server_start(const rl_config *config, rl_server **out, char *where, size_
     rl_server *server = server_new(config);
     const rl_policy *policy = server ? keep_policy(server, &config->policy) : NULL;
     int result = policy ? 0 : -ENOMEM;
+    if (result == 0)
+        result = sampler_init(&server->sampler, config->workers, sizeof(rl_sample),
+                              config->sample_capacity);
     for (int i = 0; result == 0 && i < config->workers; i++)
         result = prepare_worker(server, i, policy);
     if (result == 0)
@@ -313,7 +328,7 @@ int rl_server_ring(const rl_server *server, int worker, rl_ring_info *out)
     *out = rw->info;
     out->multishot_accept = LOAD(rw->info.multishot_accept);
     out->multishot_recv = LOAD(rw->info.multishot_recv);
-    if (__atomic_load_n(&rw->final_cpu_ns, __ATOMIC_ACQUIRE))
+    if (sampled_has_ended(&rw->sampled))
         out->thread_id = 0;
     return 0;
 }
@@ -328,6 +343,23 @@ int rl_server_memory(rl_server *server, uint64_t *connection_bytes)
             *connection_bytes += conn_memory(w->conns[slot]);
     }
     return 0;
+}
+
+int rl_server_sample(rl_server *server, int worker, rl_sample *out)
+{
+    return sampler_now(&server->sampler, worker, out);
+}
+
+int rl_server_take(rl_server *server, rl_sample *out, int most)
+{
+    return sampler_take(&server->sampler, out, most);
+}
+
+int rl_server_sample_rate(rl_server *server, int hz) { return sampler_rate(&server->sampler, hz); }
+
+uint64_t rl_server_dropped(const rl_server *server)
+{
+    return sampler_dropped((struct sampler *)(uintptr_t)&server->sampler);
 }
 
 /* ---- stop and close ------------------------------------------------------------------------ */
@@ -373,8 +405,8 @@ static void end_threads(rl_server *server)
             pthread_join(server->workers[i].thread, NULL);
     if (server->pool.threads)
         pool_close(&server->pool);
-    if (server->sampler.ring)
-        sampler_close(server);
+    if (server->sampler.capacity)
+        sampler_close(&server->sampler);
 }
 
 static void free_worker(struct ring_worker *rw)
@@ -387,7 +419,7 @@ static void free_worker(struct ring_worker *rw)
         close(rw->listener);
     if (rw->wake_fd >= 0)
         close(rw->wake_fd);
-    sampler_detach(rw);
+    sampled_detach(&rw->sampled);
     if (w->ops)
         worker_free(w);
 }
@@ -404,7 +436,6 @@ void rl_server_close(rl_server *server)
     }
     pthread_cond_destroy(&server->changed);
     pthread_mutex_destroy(&server->lock);
-    pthread_mutex_destroy(&server->sample_lock);
     free(server->workers);
     free(server);
 }

@@ -1,13 +1,9 @@
 #pragma once
 /* The ring server around the state machine: threads, listeners, handler pool, sampler. */
 #include <liburing.h>
-#include <sys/prctl.h>
-#include <time.h>
 
 #include "model.h"
-
-/* So that top, ps and /proc tell the threads apart; at most 15 characters. */
-static inline void name_thread(const char *name) { prctl(PR_SET_NAME, name); }
+#include "sampler.h"
 
 struct policy_node {
     struct policy_node *next;
@@ -26,11 +22,7 @@ struct ring_worker {
     const rl_policy *wanted; /* put here by rl_server_policy, taken at the next iteration */
     pthread_t thread;
     bool started;
-    clockid_t cpu_clock;
-    int schedstat_fd, status_fd;
-    rl_sample last; /* the newest figures of the operating system; under sample_lock */
-    uint64_t switches_at;
-    uint64_t final_cpu_ns; /* the thread clock when the loop was left */
+    struct sampled sampled;
 };
 
 struct pool {
@@ -40,15 +32,6 @@ struct pool {
     pthread_t *threads;
     int count;
     bool closing;
-};
-
-struct sampler {
-    pthread_t thread;
-    pthread_cond_t tick;
-    bool running, closing;
-    int hz;
-    rl_sample *ring;
-    uint64_t capacity, written, taken, dropped;
 };
 
 struct rl_server {
@@ -64,7 +47,6 @@ struct rl_server {
     int starting, start_error;
     const char *start_where;
     bool closing;
-    pthread_mutex_t sample_lock;
 };
 
 /* ring.c */
@@ -77,12 +59,6 @@ int pool_start(struct pool *pool, int threads);
 void pool_close(struct pool *pool);
 void pool_schedule(struct conn *c, struct request *request);
 void pool_pause(struct worker *w, int64_t ms);
-
-/* sampler.c */
-int sampler_start(rl_server *server);
-void sampler_close(rl_server *server);
-void sampler_attach(struct ring_worker *rw);
-void sampler_detach(struct ring_worker *rw);
 
 /* listener.c */
 int listeners_open(rl_server *server, const char **where);

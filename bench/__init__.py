@@ -1,0 +1,1 @@
+"""Benchmarks: scripts that print ratios measured within one run. Never timed tests."""
