@@ -12,13 +12,19 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from engine import RingServer
+from engine.binding import native
 from engine.errors import MachineError, UsageError
 from lab import content
+from lab.choreography import Player, State, wait_for
 from lab.clients import ClientError
 from lab.crowd import Crowd, need_files
+from lab.measure import Window, measure
+from lab.ring_stall import RingTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,3 +124,103 @@ def test_too_many_are_refused_with_the_limit() -> None:
         pytest.skip("this machine has no limit of open files")
     with pytest.raises(MachineError, match=f"the hard limit is {hard:,}; raise it"):
         need_files(hard, "these connections")
+
+
+# ---- stalled connections on the real ring -----------------------------------------------------
+
+# Small buffers on both sides, and a body that does not fit in them: without SO_SNDBUF the kernel
+# would take up to 2.8 MB for each client, 28 GB for ten thousand.
+SNDBUF, RCVBUF, SIZE = 4096, 2048, 65_536
+SECONDS = 1.0
+SPARE = 200
+
+
+@pytest.fixture
+def _ring() -> None:
+    ffi, lib = native()
+    if lib.rl_probe(ffi.new("rl_ring_info *")) < 0:
+        pytest.skip("io_uring is not allowed here")
+
+
+class Stalled(NamedTuple):
+    """A stalled window, the engine's memory for the stalled, and list members seen per pass."""
+
+    window: Window
+    memory: int
+    looked_at: float
+
+
+def stall_many(server: RingServer, count: int) -> Stalled:
+    """``count`` clients stall while another pokes; in the end each gets every byte."""
+    all_wait = State(
+        "all SENDs wait", lambda now: bool(now["sending"] >= count), ("sends", "bytes_sent")
+    )
+    with Crowd("127.0.0.1", server.port, count, rcvbuf=RCVBUF) as crowd:
+        crowd.connect()
+        crowd.ask("async", size=SIZE)
+        # As shipped, a worker that parks forgets the hand-overs of its handlers until it is poked.
+        with Player(server.host, server.port) as other:
+            for _ in range(60):
+                other.poke()
+                if wait_for(all_wait, server.counters, 1.0):
+                    break
+            else:
+                pytest.fail(f"the stall did not come about: {server.counters()}")
+            other.poke()
+        before = server.counters()
+        window = measure(RingTarget(server), "stall", SECONDS)
+        after, memory = server.counters(), server.memory()
+        got = crowd.read_all()
+    assert got["fault"] is None
+    assert (got["whole"], got["bytes"]) == (count, count * SIZE)
+    nobody = State("all are gone", lambda now: bool(now["connections"] == 0))
+    assert wait_for(nobody, server.counters, 20.0)
+    passes = max(1, after["iterations"] - before["iterations"])
+    return Stalled(window, memory, (after["pass_members"] - before["pass_members"]) / passes)
+
+
+def server_for(policy: str, count: int) -> RingServer:
+    return RingServer(policy, so_sndbuf=SNDBUF, max_connections=count + SPARE, sample_hz=0)
+
+
+def need_descriptors(count: int) -> None:
+    try:
+        need_files(count + SPARE, "these connections")
+    except MachineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("_ring")
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        ("fixed", 500),
+        ("tickless", 500),
+        pytest.param("fixed", 10_000, marks=pytest.mark.slow),
+        pytest.param("tickless", 10_000, marks=pytest.mark.slow),
+    ],
+)
+def test_many_stalled_clients_cost_no_more_waits_than_one(policy: str, count: int) -> None:
+    need_descriptors(count)
+    with server_for(policy, count) as server:
+        one, many = stall_many(server, 1), stall_many(server, count)
+    assert one.window.waits_per_s is not None
+    assert many.window.waits_per_s is not None
+    assert many.window.waits_per_s <= one.window.waits_per_s + 5, "within noise"
+    assert many.window.on_queue_fraction < 0.3
+    assert (many.memory - one.memory) / (count - 1) < 4096
+
+
+@pytest.mark.usefixtures("_ring")
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int) -> None:
+    need_descriptors(count)
+    with server_for("shipped", count) as server:
+        few, many = stall_many(server, 2), stall_many(server, count)
+    assert few.window.on_queue_fraction > 0.9, "it spins"
+    assert many.window.on_queue_fraction > 0.9
+    assert few.looked_at == pytest.approx(2, abs=0.1)
+    assert many.looked_at == pytest.approx(count, rel=0.1), "the pass grows with the list"
+    assert few.window.waits_per_s is not None
+    assert many.window.waits_per_s is not None
+    assert many.window.waits_per_s < few.window.waits_per_s, "so fewer passes fit in a second"
