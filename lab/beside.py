@@ -83,4 +83,6 @@ def _range(row: dict[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _figure(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1e3:,.0f}k"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:g}"

@@ -27,7 +27,7 @@ _STYLE = f"""
 .ringlab-table p.head {{ font-size: 15px; font-weight: 600; color: {palette.INK}; margin: 0; }}
 .ringlab-table p.text {{ font-size: 14px; color: {palette.INK}; max-width: 60em; }}
 .ringlab-table tr, .ringlab-table tr:hover {{ background: {palette.CARD} !important; }}
-.ringlab-table th, .ringlab-table td {{ padding: 3px 8px !important; border: none !important;
+.ringlab-table th, .ringlab-table td {{ padding: 3px 6px !important; border: none !important;
   text-align: right !important; font-weight: 400; color: {palette.INK}; }}
 .ringlab-table thead th {{ vertical-align: bottom !important; font-weight: 600;
   white-space: normal; }}
@@ -295,7 +295,7 @@ def figure(value: float | None) -> str:
     if value is None:
         return NONE
     if value >= 10_000:
-        return f"{round(value, -3):,.0f}"
+        return f"{value / 1e3:,.0f}k"
     if value >= 100:
         return f"{value:,.0f}"
     if value == 0:

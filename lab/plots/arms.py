@@ -92,8 +92,8 @@ def _panel(
     hover = HoverTool(tooltips=[("", "@arm, @policy"), ("state", "@state"), ("stalled", "@shown"),
                                 ("idle", "@idle_shown"), ("why", "@reason")])
     plot = style.new_figure(
-        y_range=rows, x_axis_type="log", x_range=style.log_range(highest, 60 if names else 12),
-        tools=style.tools(hover), min_width=420 if names else 260,
+        y_range=rows, x_axis_type="log", x_range=style.log_range(highest, 2000 if names else 25),
+        tools=style.tools(hover), min_width=420 if names else 240,
     )
     style.name_decades(plot.xaxis[0], highest)
     plot.xaxis.axis_label = label

@@ -100,7 +100,7 @@ def plot_series(
         "bytes": DataRange1d(start=0, range_padding=0.15),
     }
     columns = [
-        _column(frames[name], arms[name], shared, highest, first=number == 0)
+        _column(frames[name], arms[name], shared, highest, number == 0, name == chosen[-1])
         for number, name in enumerate(chosen)
     ]
     grid = gridplot([list(row) for row in zip(*columns, strict=True)], toolbar_location="right",
@@ -147,7 +147,8 @@ def _edges(t_s: np.ndarray[Any, Any], bin_s: float) -> np.ndarray[Any, Any]:
 
 
 def _column(
-    frame: pd.DataFrame, row: dict[str, Any], shared: dict[str, Any], highest: float, first: bool
+    frame: pd.DataFrame, row: dict[str, Any], shared: dict[str, Any], highest: float,
+    first: bool, last: bool,
 ) -> list[style.Plot]:
     source = ColumnDataSource(
         {name: frame[name].to_numpy(dtype=np.float32) if name != "window" else list(frame[name])
@@ -166,8 +167,10 @@ def _column(
         panel.x_range = shared["x"]
         panel.xaxis.visible = number == len(panels) - 1
         _shade(panel, frame, named=number == 0)
-        if not first:
-            panel.yaxis[0].axis_label = ""
+        # All columns share their scales: the outermost axes serve them all.
+        panel.left[0].visible = first
+        for axis in panel.right:
+            axis.visible = last
     panels[-1].xaxis.axis_label = "seconds since the repetition began"
     return panels
 
@@ -250,11 +253,11 @@ def _shade(plot: style.Plot, frame: pd.DataFrame, named: bool) -> None:
         plot.add_layout(BoxAnnotation(left=start, right=end, fill_color=palette.window(name),
                                       fill_alpha=1.0, line_color=None, level="image"))
         if named:
-            # The name of a short window ends where the window does, the last one's too.
+            # The name of a short window ends where the window does, below those of its neighbours.
             short = end - start < 0.12 * plot.x_range.end
             plot.add_layout(Label(
                 x=end if short else start, y=plot.y_range.end, text=name,
-                x_offset=0 if short else 3, y_offset=-2, text_baseline="top",
+                x_offset=0 if short else 3, y_offset=-15 if short else -2, text_baseline="top",
                 text_align="right" if short else "left", text_font=style.FONT,
                 text_font_size="11px", text_color=palette.INK))
 
