@@ -49,13 +49,18 @@ _ARROWS = (
 
 @dataclass(frozen=True)
 class Automaton:
-    """The drawing; with a run, each box carries what that run measured in it."""
+    """The drawing; with a run, each box carries what that run measured in it.
+
+    ``lit`` is the condition that a loop is in now (a name of ``PLACES``): it stands out, the others
+    fade. Empty: all alike.
+    """
 
     run: Run | None = None
+    lit: str = ""
 
     def to_svg(self) -> str:
         """An SVG element that needs nothing else."""
-        boxes = "".join(_box(place, self._measured(place.name)) for place in PLACES)
+        boxes = "".join(self._place(place) for place in PLACES)
         arrows = "".join(_arrow(*arrow) for arrow in _ARROWS)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -66,6 +71,16 @@ class Automaton:
             f'markerHeight="8" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{palette.INK}"/>'
             f"</marker></defs>{arrows}{boxes}</svg>"
         )
+
+    def _place(self, place: _Place) -> str:
+        box = _box(place, self._measured(place.name))
+        if not self.lit:
+            return box
+        if self.lit != place.name:
+            return f'<g opacity="0.3">{box}</g>'
+        return (f'<g data-lit="{place.name}"><rect x="{place.x - 5}" y="{place.y - 5}" '
+                f'width="{BOX[0] + 10}" height="{BOX[1] + 10}" rx="11" fill="none" '
+                f'stroke="{palette.INK}" stroke-width="3"/>{box}</g>')
 
     def to_html(self) -> str:
         """The drawing on the white card of all pictures."""
@@ -79,7 +94,8 @@ class Automaton:
 
     def to_text(self) -> str:
         """The same in words."""
-        return ("IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any completion that "
+        now = f"The loop is in {self.lit}. " if self.lit else ""
+        return (now + "IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any completion that "
                 "is not the SEND's, or a signal. PARKED or SPIN to IDLE: the client reads and the "
                 "SEND completes.")
 

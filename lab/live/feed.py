@@ -1,0 +1,257 @@
+"""The feeding thread: takes every sample out of the native ring, and sends what can be seen."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from engine import RingServer
+from engine.errors import RinglabError, UsageError
+from lab.live.series import COLUMNS, Decimator, Rows, Samples, differs, pack
+from lab.live.stream import View, Watch
+from lab.measure import thread_clock_ns
+
+RATE_HZ = 10.0
+MOST_HZ = 20.0
+KEPT_ROWS = 600
+KEPT_MARKS = 40
+# The share of a core that the panel may cost; above it the rate is halved.
+BUDGET = 0.03
+SLOWEST_HZ = 2.0
+# While nothing is sent, the ring is emptied this often; it holds much more than that.
+_RESTING_S = 0.5
+_LONGEST_DARK_S = 45.0
+_COST_S = 5.0
+_ONE_MOVE_S = 1.5
+
+Mark = dict[str, Any]
+
+
+class Feed:
+    """Streams one server to one view until it is closed.
+
+    ``tick`` is called after each look at the samples, on the feeding thread, with whether there is
+    a new row; ``failed`` once with the error that ended the server.
+    """
+
+    def __init__(
+        self, server: RingServer, view: View, watch: Watch, hz: float = RATE_HZ, *,
+        tick: Callable[[bool], object] = lambda new: None,
+        failed: Callable[[RinglabError], object] = lambda error: None,
+    ) -> None:
+        if not SLOWEST_HZ <= hz <= MOST_HZ:
+            raise UsageError(f"rate={hz} is not allowed: {SLOWEST_HZ:g} to {MOST_HZ:g} frames a "
+                             "second")
+        self.samples = Samples()
+        self.lost = 0
+        self.hz = hz
+        self.zero_ns = time.monotonic_ns()
+        self.cost = 0.0
+        """Share of a core: this thread, and the kernel's thread that sends."""
+        self.frames = 0
+        self._server, self._view, self._watch = server, view, watch
+        self._tick, self._failed = tick, failed
+        self._cut = Decimator(self.zero_ns, 1 / hz)
+        self._history: deque[Rows] = deque(maxlen=KEPT_ROWS)
+        self._marks: deque[Mark] = deque(maxlen=KEPT_MARKS)
+        self._mark_number = 0
+        self._unsent = 0
+        self._new_marks: list[Mark] = []
+        self._shown: Rows | None = None
+        self._paused = False
+        self._dark = 0
+        self._dark_since = 0.0
+        self._broken = False
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._costs: deque[tuple[float, int]] = deque(maxlen=64)
+        self._io_tid = _io_thread()
+        self._thread = threading.Thread(target=self._run, name="ringlab-feed", daemon=True)
+        self._thread.start()
+
+    # -- what others may ask of it ---------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether the picture was told to stand still."""
+        return self._paused
+
+    def pause(self, on: bool) -> None:
+        """Stops the picture, or lets it catch up; samples are taken all the same."""
+        self._paused = on
+        self._wake.set()
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether a dark window is open."""
+        return self._dark > 0
+
+    @contextmanager
+    def dark(self) -> Iterator[None]:
+        """Nothing is streamed inside the block; samples wait in the native ring."""
+        with self._lock:
+            self._dark += 1
+            self._dark_since = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._dark -= 1
+            self._wake.set()
+
+    def mark(self, text: str, key: str = "") -> None:
+        """Puts a mark with a name at this moment.
+
+        Marks with one ``key`` shortly after another become one, with the newest text: a slider
+        that is dragged was moved once.
+        """
+        at = (time.monotonic_ns() - self.zero_ns) / 1e9
+        with self._lock:
+            last = self._marks[-1] if self._marks else None
+            if last and key and last["key"] == key and at - last["seen"] < _ONE_MOVE_S:
+                last.update(text=text, seen=at)
+                mark = last
+            else:
+                self._mark_number += 1
+                mark = {"id": self._mark_number, "t": at, "text": text, "key": key, "seen": at}
+                self._marks.append(mark)
+            self._new_marks.append(mark)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Looks at the samples now rather than at the next turn."""
+        self._wake.set()
+
+    def restart(self, server: RingServer) -> None:
+        """The server was started again, or replaced: its counters began anew, and it answers."""
+        with self._lock:
+            self._server = server
+            self._cut.restart()
+            self.samples.clear()
+            self._broken = False
+        self._wake.set()
+
+    def send_history(self) -> None:
+        """Everything that is kept, for a page that was opened (again)."""
+        with self._lock:
+            rows = np.array(self._history) if self._history else np.zeros((0, len(COLUMNS)))
+            self._unsent, self._new_marks = 0, []
+            self._shown = rows[-1] if len(rows) else None
+            self._post(rows, list(self._marks), reset=True)
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """Ends the thread; whether it has ended."""
+        self._stop.set()
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    @property
+    def streaming(self) -> bool:
+        """Whether frames go out when something changes."""
+        return self._watch.watched and not (self._paused or self._dark or self._broken)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stop.is_set():
+            due = max(due + (1 / self.hz if self.streaming else _RESTING_S), time.monotonic())
+            if self._wake.wait(max(0.0, due - time.monotonic())):
+                self._wake.clear()
+                due = time.monotonic()
+            if self._stop.is_set():
+                return
+            try:
+                self.look()
+            except RinglabError as error:
+                if not self._broken:
+                    self._broken = True
+                    self._failed(error)
+            except Exception as error:  # a fault of ours must not end the thread silently
+                if not self._broken:
+                    self._broken = True
+                    self._failed(RinglabError(f"the live picture stopped: {error!r}"))
+
+    def look(self) -> None:
+        """One turn: take, cut, send if there is somebody to see a change."""
+        with self._lock:
+            if self._dark and time.monotonic() - self._dark_since < _LONGEST_DARK_S:
+                return
+            new = False if self._broken else self._take()
+            if self.streaming and (self._unsent or self._new_marks):
+                newest = self._history[-1] if self._history else None
+                moved = newest is not None and differs(newest, self._shown, 1 / self.hz)
+                if moved or self._new_marks:
+                    self._send()
+            self._account()
+        self._tick(new)
+
+    def _take(self) -> bool:
+        native = self._server.samples()
+        self.lost = self._server.dropped
+        if not len(native):
+            self._server.check()
+            return False
+        flat = self.samples.add(native)
+        outq = 0.0
+        if int(flat["connections"][-1]):
+            outq = sum(max(0, conn.outq) for conn in self._server.connections()) / 1024
+        rows = self._cut.rows(flat, outq)
+        self._history.extend(rows)
+        self._unsent = min(KEPT_ROWS, self._unsent + len(rows))
+        return len(rows) > 0
+
+    def _send(self) -> None:
+        count = self._unsent
+        rows = np.array([self._history[i] for i in range(-count, 0)]) if count else np.zeros(
+            (0, len(COLUMNS)))
+        marks, self._unsent, self._new_marks = self._new_marks, 0, []
+        if len(rows):
+            self._shown = rows[-1]
+        self._post(rows, marks, reset=False)
+
+    def _post(self, rows: Rows, marks: list[Mark], *, reset: bool) -> None:
+        self.frames += 1
+        self._watch.sent()
+        self._view.post(
+            {"kind": "rows", "seq": self.frames, "count": len(rows), "reset": reset,
+             "marks": [{name: mark[name] for name in ("id", "t", "text")} for mark in marks],
+             "kept": KEPT_ROWS},
+            pack(rows),
+        )
+
+    def _account(self) -> None:
+        """Works out the own cost; halves the rate when it is above the budget."""
+        now, spent = time.monotonic(), time.thread_time_ns()
+        if self._io_tid is not None:
+            spent += thread_clock_ns(os.getpid(), self._io_tid) or 0
+        self._costs.append((now, spent))
+        while len(self._costs) > 2 and now - self._costs[0][0] > _COST_S:
+            self._costs.popleft()
+        seconds = now - self._costs[0][0]
+        if seconds < 1.0:
+            return
+        self.cost = (spent - self._costs[0][1]) / 1e9 / seconds
+        if self.cost > BUDGET and seconds > _COST_S / 2 and self.hz > SLOWEST_HZ:
+            self.hz = max(SLOWEST_HZ, self.hz / 2)
+            self._cut.step = 1 / self.hz
+            self._costs.clear()
+
+
+def _io_thread() -> int | None:
+    """The thread of the kernel that sends messages; None outside a kernel."""
+    for thread in threading.enumerate():
+        if thread.name == "IOPub":
+            return thread.native_id
+    return None
+

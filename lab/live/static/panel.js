@@ -1,0 +1,286 @@
+// The page of the live panel. It holds no facts of its own: the kernel tells them, this shows them.
+
+const BUTTONS = [
+  ["stall", "Connect anew, ask, and read nothing"],
+  ["read", "Read this many bytes"],
+  ["read all", "Read everything that was asked for, and check it"],
+  ["poke", "One small request on another connection"],
+  ["half-close", "Send FIN, keep reading"],
+  ["reset", "Close with RST"],
+  ["reconnect", "Close, connect with the present settings, ask again"],
+  ["stop", "Ask the worker to stop as the real system does: a flag that it looks at when it wakes"],
+  ["start again", "A fresh worker under the present policy"],
+];
+const STATUS = {
+  live: "live", paused: "paused: samples are kept", dark: "dark window: nothing is streamed",
+};
+
+class PanelPage {
+  constructor(model, root, send) {
+    this.model = model;
+    this.send = send;
+    this.controls = new Map();
+    this.facts = {};
+    this.root = root;
+    this.build();
+    this.picture = new Picture(this.plots, send);
+  }
+
+  build() {
+    this.state = el("span", { class: "rl-state" }, "opening");
+    this.reason = el("span", { class: "rl-reason" });
+    this.status = el("span", { class: "rl-chip", role: "status" }, "waiting for the kernel");
+    this.cost = el("span", { class: "rl-faint" });
+    this.pause = button("pause", "Stop the picture; no sample is lost", () =>
+      this.send({ kind: "pause", on: !this.facts.paused }), { "aria-pressed": "false" });
+    this.scale = button("linear scale", "Rates on a linear or a logarithmic axis", () => {
+      const linear = this.scale.textContent.startsWith("linear");
+      this.picture.scale(linear ? "linear" : "log");
+      this.scale.textContent = linear ? "log scale" : "linear scale";
+    });
+    this.message = el("p", { class: "rl-message", role: "status", "aria-live": "polite" });
+    this.message.hidden = true;
+    this.presets = el("div", { class: "rl-presets", role: "group", "aria-label": "Arms" });
+    this.watch = el("p", { class: "rl-watch", "aria-live": "polite" });
+    this.left = el("div", { class: "rl-left" });
+    this.buttons = this.makeButtons();
+    this.connections = el("div", { class: "rl-strip" });
+    this.plots = el("div", { class: "rl-plots" });
+    this.span = el("p", { class: "rl-span", "aria-live": "polite" },
+      "Drag over a plot to select a span of time: its figures, from every sample, stand here.");
+    this.table = el("div", { class: "rl-table" });
+    this.root.replaceChildren(
+      el("header", { class: "rl-top" }, this.state, this.reason,
+        el("span", { class: "rl-right" }, this.status, this.cost, this.pause, this.scale)),
+      el("div", { class: "rl-arms" }, el("strong", {}, "Arms"), this.presets), this.watch,
+      el("div", { class: "rl-columns" }, this.left,
+        el("div", { class: "rl-main" }, this.buttons, this.message, this.connections, this.plots,
+          this.span)),
+      this.table);
+  }
+
+  makeButtons() {
+    this.size = el("input", {
+      type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read",
+      inputmode: "numeric",
+    });
+    const group = el("div", { class: "rl-buttons", role: "group", "aria-label": "What clients do" });
+    for (const [name, help] of BUTTONS) {
+      const made = button(name === "read" ? "read" : name, help, () => this.press(name),
+        { "data-action": name });
+      group.append(made);
+      if (name === "read") {
+        group.append(this.size, el("span", { class: "rl-unit" }, "bytes"));
+      }
+    }
+    group.append(
+      button("measure this", "A real run of these settings: idle, stall, drain, in the dark",
+        () => this.press("measure"), { class: "rl-primary", "data-action": "measure" }),
+      button("copy as parameters", "The papermill parameters and the command that repeat it",
+        () => this.copy()));
+    return group;
+  }
+
+  press(name) {
+    if (name !== "read") {
+      this.send({ kind: "do", action: name });
+      return;
+    }
+    const size = Number(this.size.value.replaceAll(/[,_\s]/g, ""));
+    const good = Number.isInteger(size) && size >= 1 && size <= 2 ** 30;
+    this.size.setAttribute("aria-invalid", String(!good));
+    if (good) {
+      this.send({ kind: "do", action: "read", size });
+    } else {
+      this.say({ error: true, text: `read ${this.size.value} is not allowed: give 1 to ` +
+        "1,073,741,824 bytes" });
+    }
+  }
+
+  async copy() {
+    const text = this.facts.command ?? "";
+    try {
+      await navigator.clipboard.writeText(text);
+      this.say({ error: false, text: `copied: ${text.split("\n").pop().replace(/^# /, "")}` });
+    } catch {
+      this.say({ error: false, text: "The browser refused its clipboard; copy from here:" });
+    }
+    this.message.append(el("pre", {}, text));
+  }
+
+  async setup(message) {
+    if (this.isSetUp) {
+      return;
+    }
+    this.isSetUp = true;
+    this.makeControls(message);
+    await bokeh.ready(() => this.send({ kind: "hello", bokeh: false }));
+    await this.picture.setup(message);
+    this.root.dataset.ready = "yes";
+  }
+
+  makeControls(message) {
+    const set = (name, value) => this.send({ kind: "set", name, value });
+    this.set = set;
+    const numbers = el("fieldset", {}, el("legend", {}, "Clients and server"));
+    for (const spec of message.controls) {
+      const control = spec.choices === undefined
+        ? new NumberControl(spec, set) : new ChoiceControl(spec, set);
+      this.controls.set(spec.name, control);
+      numbers.append(control.root);
+    }
+    this.auto = el("input", { type: "checkbox", id: newId("auto") });
+    this.auto.addEventListener("change", () =>
+      this.send({ kind: "auto", on: this.auto.checked }));
+    numbers.append(el("div", { class: "rl-row rl-auto" }, this.auto,
+      el("label", { for: this.auto.id }, "apply at once: reconnect and ask again")));
+    this.policies = el("fieldset", {}, el("legend", {}, "Policy, from the next iteration on"));
+    this.what = el("p", { class: "rl-what", "aria-live": "polite" },
+      "What each choice means is said here.");
+    this.left.replaceChildren(numbers, this.policies);
+    this.presets.replaceChildren(...message.presets.map((preset) =>
+      button(preset.arm, preset.what, () =>
+        this.send({ kind: "do", action: "preset", arm: preset.arm }), { "data-arm": preset.arm })));
+    this.apply(this.facts);
+  }
+
+  take(facts) {
+    Object.assign(this.facts, facts);
+    this.apply(facts);
+  }
+
+  apply(facts) {
+    if (facts.strip !== undefined) {
+      this.showStrip(facts.strip);
+    }
+    if (facts.policy !== undefined && this.policies !== undefined) {
+      this.showPolicy(facts.policy);
+    }
+    for (const [name, value] of Object.entries(facts.values ?? {})) {
+      this.controls.get(name)?.show(value);
+    }
+    if (facts.refused !== undefined) {
+      for (const [name, control] of this.controls) {
+        control.refuse(facts.refused[name]);
+      }
+    }
+    if (facts.message) {
+      this.say(facts.message);
+    }
+    this.applySimple(facts);
+  }
+
+  applySimple(facts) {
+    const text = (name, place) => {
+      if (facts[name] !== undefined) {
+        place.textContent = facts[name];
+      }
+    };
+    text("watch", this.watch);
+    if (facts.span) {
+      this.span.textContent = facts.span;
+    }
+    if (facts.table !== undefined) {
+      this.table.innerHTML = facts.table;
+    }
+    if (facts.auto !== undefined && this.auto !== undefined) {
+      this.auto.checked = facts.auto;
+    }
+    if (facts.paused !== undefined) {
+      this.pause.textContent = facts.paused ? "go on" : "pause";
+      this.pause.setAttribute("aria-pressed", String(facts.paused));
+    }
+    if (facts.arm !== undefined) {
+      for (const made of this.presets.children) {
+        made.setAttribute("aria-pressed", String(made.dataset.arm === facts.arm));
+      }
+    }
+    this.showStatus();
+  }
+
+  showStatus() {
+    const { busy, status, life, cost, hz, lost, running } = this.facts;
+    const words = this.gone || (life === "open" ? "" : life) ||
+      (busy ? `${busy} …` : STATUS[status] ?? status ?? "");
+    this.status.textContent = words;
+    this.root.dataset.status = words;
+    this.cost.textContent = cost === undefined ? ""
+      : `${hz} Hz, panel costs ${cost} % of a core, ${lost} samples lost`;
+    const dead = Boolean(this.gone) || life !== "open";
+    const measuring = (busy ?? "").startsWith("measur");
+    for (const made of this.root.querySelectorAll("button, input, select")) {
+      made.disabled = dead || (measuring && made.dataset.action !== undefined);
+    }
+    const again = this.buttons.querySelector('[data-action="start again"]');
+    again.classList.toggle("rl-primary", running === false && !dead);
+  }
+
+  showStrip(strip) {
+    this.state.textContent = `${strip.mark} ${strip.state}`;
+    this.state.style.background = strip.colour;
+    this.state.style.color = inkOn(strip.colour);
+    this.state.dataset.state = strip.state;
+    this.reason.textContent = strip.reason;
+    this.reason.title = strip.reason;
+    const heads = ["", "sending", "write_buf", "send_buf", "listed", "owes recv", "held",
+      "in the socket", "wait mode", "reason", "timeout"];
+    const yes = (value) => (value ? "yes" : "·");
+    const rows = strip.rows.length > 0 ? strip.rows : [null];
+    const body = rows.map((row, i) => el("tr", {},
+      el("th", { scope: "row" }, row === null ? "no connection" : row.name),
+      ...(row === null ? Array(7).fill("·") : [
+        yes(row.sending), row.write_buf.toLocaleString("en"), row.send_buf.toLocaleString("en"),
+        yes(row.listed), yes(row.owes_recv), yes(row.held),
+        row.outq < 0 ? "·" : row.outq.toLocaleString("en"),
+      ]).map((value) => el("td", {}, value)),
+      ...(i > 0 ? [] : [strip.mode, strip.why, strip.timeout].map((value) =>
+        el("td", { rowspan: rows.length, class: "rl-wait" }, value || "·")))));
+    const more = strip.more ? [el("caption", {}, `and ${strip.more} more connections`)] : [];
+    this.connections.replaceChildren(el("table", { "aria-label": "Connections and the wait" },
+      ...more,
+      el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
+      el("tbody", {}, ...body)));
+  }
+
+  showPolicy(policy) {
+    if (this.policies.children.length === 1) {
+      for (const spec of policy.specs) {
+        const control = new ChoiceControl(spec, this.set, (which) => {
+          this.what.textContent = which.what();
+        });
+        this.controls.set(spec.name, control);
+        this.policies.append(control.root);
+      }
+      this.policies.append(this.what);
+    }
+    for (const spec of policy.specs) {
+      const control = this.controls.get(spec.name);
+      control.options(spec);
+      control.show(spec.value);
+    }
+  }
+
+  say({ error, text }) {
+    this.message.hidden = !text;
+    this.message.className = error ? "rl-message rl-error" : "rl-message";
+    this.message.setAttribute("role", error ? "alert" : "status");
+    this.message.textContent = text;
+  }
+
+  lost(words) {
+    this.gone = words;
+    this.showStatus();
+  }
+
+  remove() {
+    this.picture.remove();
+  }
+}
+
+function inkOn(colour) {
+  const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255);
+  const linear = parts.map((part) =>
+    (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  const light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  return (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) ? "#000000" : "#FFFFFF";
+}

@@ -1,0 +1,223 @@
+// The picture: BokehJS fetched once a page, a layout embedded once, rows appended to one source.
+
+const BOKEH_PATIENCE_MS = 6000;
+
+// BokehJS comes over the comm, from the package that the kernel has installed. One widget of a page
+// asks for it; the others wait for what it gets, and ask themselves when that takes too long.
+const bokeh = {
+  here() {
+    return globalThis.Bokeh !== undefined && globalThis.Bokeh.embed !== undefined;
+  },
+  // Whether a view need not ask.
+  claimed() {
+    const asked = globalThis.__ringlabBokehAsked ?? 0;
+    if (this.here() || performance.now() - asked < BOKEH_PATIENCE_MS && asked > 0) {
+      return true;
+    }
+    globalThis.__ringlabBokehAsked = performance.now();
+    return false;
+  },
+  take(buffer) {
+    if (!this.here()) {
+      const script = document.createElement("script");
+      script.textContent = new TextDecoder().decode(buffer);
+      document.head.append(script);
+      script.remove();
+    }
+  },
+  async ready(again) {
+    for (let tries = 1; !this.here(); tries++) {
+      await new Promise((done) => setTimeout(done, 30));
+      if (tries % 220 === 0) {
+        again();
+      }
+    }
+    return globalThis.Bokeh;
+  },
+};
+
+class Picture {
+  constructor(place, told) {
+    this.place = place;
+    this.told = told; // called with messages for the kernel
+    this.queue = [];
+    this.drawing = false;
+    this.source = null;
+    this.follow = true;
+    this.newest = 0;
+    this.seenAt = 0;
+    this.painted = 0; // rows that are in the page now; a test reads it
+  }
+
+  async setup(message) {
+    const Bokeh = globalThis.Bokeh;
+    this.message = message;
+    this.columns = message.columns;
+    const roots = {};
+    const sections = message.plots.map((plot) => {
+      const target = el("div", { class: "rl-plot" });
+      roots[plot.id] = target;
+      const section = el("section", { class: `rl-figure rl-${plot.name}`, "aria-label": plot.title },
+        el("h4", {}, plot.title), legendOf(plot.legend), target);
+      return section;
+    });
+    this.place.replaceChildren(...sections);
+    const item = { docid: message.docid, roots, root_ids: Object.keys(roots) };
+    const [views] = await Bokeh.embed.embed_items(message.docs, [item]);
+    const document_ = views.roots[0].model.document;
+    this.source = document_.get_model_by_name("rows");
+    this.marks = document_.get_model_by_name("marks");
+    this.range = document_.get_model_by_name("time");
+    this.figures = new Map(message.plots.map((plot, i) => [plot.name, document_.roots()[i]]));
+    this.empty();
+    this.watchRange();
+    this.scale("log");
+    this.views = views;
+    this.later();
+  }
+
+  empty() {
+    const names = [...this.columns, ...this.message.logs.map((name) => `${name}_log`)];
+    this.source.data = Object.fromEntries(names.map((name) => [name, new Float64Array(0)]));
+    this.marks.data = { id: [], t: [], text: [], lane: [] };
+  }
+
+  // A zoom of the time axis stops it from following; a reset lets it follow again.
+  watchRange() {
+    for (const figure of this.figures.values()) {
+      figure.js_event_callbacks ??= {};
+      figure.on_event?.("reset", () => { this.follow = true; this.move(); });
+      figure.on_event?.("selectiongeometry", (event) => this.selected(event));
+    }
+    this.range.change.connect(() => {
+      if (!this.moving) {
+        this.follow = false;
+      }
+    });
+  }
+
+  selected(event) {
+    const { geometry, final } = event;
+    if (final && geometry.type === "rect" && geometry.x1 > geometry.x0) {
+      this.told({ kind: "span", from: geometry.x0, to: geometry.x1 });
+    }
+  }
+
+  scale(name) {
+    for (const other of ["log", "linear"]) {
+      const figure = this.figures?.get(`rates-${other}`);
+      if (figure !== undefined) {
+        figure.visible = other === name;
+        this.place.querySelector(`.rl-rates-${other}`).hidden = other !== name;
+      }
+    }
+  }
+
+  rows(message, buffer) {
+    const bytes = buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength);
+    if (message.reset) {
+      this.queue = [];
+    }
+    this.queue.push({ message, values: new Float64Array(bytes) });
+    this.later();
+  }
+
+  // What arrives between two animation frames is drawn as one.
+  later() {
+    if (!this.drawing && this.source !== null && this.queue.length > 0) {
+      this.drawing = true;
+      requestAnimationFrame(() => {
+        this.drawing = false;
+        this.draw(this.queue.splice(0));
+      });
+    }
+  }
+
+  draw(frames) {
+    const columns = Object.fromEntries(this.columns.map((name) => [name, []]));
+    for (const { message, values } of frames) {
+      if (message.reset) {
+        this.empty();
+        this.newest = 0;
+        this.follow = true;
+      }
+      this.columns.forEach((name, i) => {
+        columns[name].push(values.subarray(i * message.count, (i + 1) * message.count));
+      });
+      this.addMarks(message.marks);
+    }
+    const joined = Object.fromEntries(
+      Object.entries(columns).map(([name, parts]) => [name, join(parts)]));
+    for (const name of this.message.logs) {
+      joined[`${name}_log`] = joined[name].map((value) => Math.max(value, this.message.floor));
+    }
+    const last = frames[frames.length - 1].message;
+    if (joined.t.length > 0) {
+      this.source.stream(joined, last.kept);
+      this.newest = joined.t[joined.t.length - 1];
+      this.painted = this.source.data.t.length;
+    }
+    this.move();
+    this.place.dataset.rows = String(this.painted);
+    this.place.dataset.seq = String(last.seq);
+    // One message a second tells the kernel that somebody sees the frames.
+    const now = performance.now();
+    if (now - this.seenAt > 1000) {
+      this.seenAt = now;
+      requestAnimationFrame(() => this.told({ kind: "seen", seq: last.seq }));
+    }
+  }
+
+  addMarks(marks) {
+    if (marks.length === 0) {
+      return;
+    }
+    const data = { ...this.marks.data };
+    for (const name of Object.keys(data)) {
+      data[name] = [...data[name]];
+    }
+    for (const mark of marks) {
+      const at = data.id.indexOf(mark.id);
+      if (at >= 0) {
+        data.text[at] = mark.text;
+      } else {
+        data.id.push(mark.id);
+        data.t.push(mark.t);
+        data.text.push(mark.text);
+        data.lane.push(2 - (mark.id % 3));
+        this.newest = Math.max(this.newest, mark.t);
+      }
+    }
+    this.marks.data = data;
+  }
+
+  move() {
+    if (!this.follow) {
+      return;
+    }
+    this.moving = true;
+    const end = Math.max(this.newest, this.message.seconds / 6);
+    this.range.setv({ start: Math.max(0, end - this.message.seconds), end: end + end * 0.002 });
+    this.moving = false;
+  }
+
+  remove() {
+    this.source = null;
+    for (const view of this.views?.roots ?? []) {
+      view.remove();
+    }
+  }
+}
+
+function join(parts) {
+  if (parts.length === 1) {
+    return parts[0];
+  }
+  const joined = new Float64Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    joined.set(part, at);
+    at += part.length;
+  }
+  return joined;
+}
