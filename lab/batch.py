@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,34 +23,33 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.log import logger
 
 from lab import mode
-from lab.progress import Progress
+from lab.progress import NOTE_VARIABLE, Progress
 
 KERNEL = "ringlab"
 _STARTUP_S = 60
+_NOTE_S = 0.5
 
 
 def execute(
-    source: Path,
-    target: Path,
-    parameters: Mapping[str, object],
-    environment: Mapping[str, str],
-    progress: Progress,
+    source: Path, target: Path, parameters: Mapping[str, object], progress: Progress
 ) -> Any:
     """Run ``source`` with ``parameters`` and write what came out to ``target``, cell by cell.
 
     Raises what papermill raises; a cell's error is a PapermillExecutionError, and ``target`` then
-    holds the notebook up to that cell, with papermill's banner. ``environment`` is added to the
-    kernel's own.
+    holds the notebook up to that cell, with papermill's banner.
     """
     papermill_engines.register(KERNEL, _Engine)
     # What papermill would warn about has been checked, and paths are for us to announce.
     logger.setLevel(logging.ERROR)
-    with _kernel_spec(environment) as specs:
-        return papermill.execute_notebook(
-            source, target, parameters=dict(parameters), engine_name=KERNEL, kernel_name=KERNEL,
-            language="python", progress_bar=False, start_timeout=_STARTUP_S,
-            specs=specs, progress=progress,
-        )
+    with tempfile.TemporaryDirectory(prefix="ringlab-kernel-") as folder:
+        note = Path(folder) / "progress"
+        specs = _kernel_spec(Path(folder), {mode.BATCH: "1", NOTE_VARIABLE: str(note)})
+        with _following(note, progress):
+            return papermill.execute_notebook(
+                source, target, parameters=dict(parameters), engine_name=KERNEL,
+                kernel_name=KERNEL, language="python", progress_bar=False,
+                start_timeout=_STARTUP_S, specs=specs, progress=progress,
+            )
 
 
 def parameters_of(source: Path) -> dict[str, str]:
@@ -59,20 +59,42 @@ def parameters_of(source: Path) -> dict[str, str]:
     return {name: str(entry["inferred_type_name"]) for name, entry in found.items()}
 
 
-@contextmanager
-def _kernel_spec(environment: Mapping[str, str]) -> Iterator[KernelSpecManager]:
+def _kernel_spec(folder: Path, environment: Mapping[str, str]) -> KernelSpecManager:
     """A kernel that is this interpreter, whatever kernels are registered on the machine."""
-    with tempfile.TemporaryDirectory(prefix="ringlab-kernel-") as folder:
-        home = Path(folder) / KERNEL
-        home.mkdir()
-        spec = {
-            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
-                     "--log-level=ERROR"],
-            "display_name": "ringlab", "language": "python",
-            "env": {mode.BATCH: "1", **environment},
-        }
-        (home / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-        yield KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
+    home = folder / KERNEL
+    home.mkdir()
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+                 "--log-level=ERROR"],
+        "display_name": "ringlab", "language": "python", "env": dict(environment),
+    }
+    (home / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+    return KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
+
+
+@contextmanager
+def _following(note: Path, progress: Progress) -> Iterator[None]:
+    """Meanwhile, whatever the kernel notes of its own progress is told as a step of no count."""
+    over = threading.Event()
+
+    def follow() -> None:
+        told = ""
+        while not over.wait(_NOTE_S):
+            try:
+                text = note.read_text(encoding="utf-8")
+            except OSError:
+                continue
+            if text and text != told:
+                told = text
+                progress.step(text, 0)
+
+    thread = threading.Thread(target=follow, name="progress-note", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Client(PapermillNotebookClient):  # type: ignore[misc]

@@ -6,16 +6,20 @@ goes to stderr or to the cell's output, never to stdout, which belongs to result
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lab import mode
 
 # Work that ends sooner needs no progress.
 DELAY_S = 2.0
+# Names the file of a NoteProgress.
+NOTE_VARIABLE = "RINGLAB_PROGRESS_NOTE"
 
 
 class Progress:
@@ -50,6 +54,8 @@ class TerminalProgress(Progress):
         if self._bar is not None:
             self._bar.set_postfix_str(done, refresh=False)
             self._bar.update(count)
+            if not count and sys.stderr.isatty():
+                self._bar.refresh()  # tqdm takes a step of no count for no news
 
     def end(self) -> None:
         if self._bar is not None:
@@ -101,8 +107,9 @@ class NotebookProgress(LineProgress):
             self._handle = None
 
     def _show(self, line: str) -> None:
-        from IPython.display import display
+        from IPython import display as front_end
 
+        display: Any = front_end.display
         # A bundle with text alone: the same in every front end, and in a saved notebook.
         bundle = {"text/plain": line}
         if self._handle is None:
@@ -111,13 +118,44 @@ class NotebookProgress(LineProgress):
             self._handle.update(bundle, raw=True)
 
 
+class NoteProgress(Progress):
+    """One line kept in a file, for a process that waits for this one and has somewhere to show it.
+
+    A report's notebook works in a kernel, whose every word would end up in the notebook.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._total = self._done = 0
+        self._what = ""
+
+    def begin(self, total: int, what: str) -> None:
+        self._total, self._done, self._what = total, 0, what
+
+    def step(self, done: str, count: int = 1) -> None:
+        self._done += count
+        try:
+            self._path.write_text(f"{self._what} {self._done} of {self._total}, {done}")
+        except OSError:
+            pass  # a full disk is the run's to report, not ours
+
+    def end(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:
+            pass
+
+
 def for_command() -> Progress:
     """The one for a command line: a bar where stderr is a terminal, else lines for its log."""
     return TerminalProgress() if sys.stderr.isatty() else LineProgress()
 
 
 def choose() -> Progress:
-    """The one that fits where this runs: notebook, terminal, or (in a batch, a pipe) none."""
+    """The one that fits where this runs: notebook, terminal, a report's kernel, or none."""
+    note = os.environ.get(NOTE_VARIABLE)
+    if note:
+        return NoteProgress(Path(note))
     if mode.in_kernel():
         return Progress() if mode.is_batch() else NotebookProgress()
     return TerminalProgress() if sys.stderr.isatty() else Progress()

@@ -21,6 +21,7 @@ from lab.progress import Progress
 from lab.tables import RUN_TYPE
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+_WRITING = ".writing-"
 # Extends nbconvert's own page: nothing that would be fetched, a readable width, plain printing.
 _PAGE = """
 {%- extends 'lab/index.html.j2' -%}
@@ -72,8 +73,18 @@ def make_report(
     folder = out if out is not None else default_out()
     with _refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as temporary:
+        _sweep(folder)
+        prefix = f"{_WRITING}{os.getpid()}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as temporary:
             return _make(source, Path(temporary), folder, values, progress or Progress(), title)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what reports that were killed left behind."""
+    for left in folder.glob(f"{_WRITING}*-*"):
+        writer = left.name.removeprefix(_WRITING).partition("-")[0]
+        if writer.isdigit() and not Path("/proc", writer).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def notebook_of(experiment: str) -> Path:
@@ -129,7 +140,7 @@ def _make(
     final = folder / source.name
     failed = folder / f"{source.stem}.failed.ipynb"
     try:
-        batch.execute(source, written, values, {}, progress)
+        batch.execute(source, written, values, progress)
     except Exception as error:
         if isinstance(error, OSError):
             raise
