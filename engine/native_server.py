@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,8 +31,9 @@ class NativeServer:
         # The engine writes the handle into memory that we hold already: an interrupt that arrives
         # while it starts finds it here.
         self._out = ffi.new("rl_server **")
-        # Every caller that the engine was ever given: it may be in one that was just replaced.
-        self.callers: list[Caller] = []
+        # Weak: a policy may refer to its RingServer, which a finalizer that held the policy would
+        # then keep alive for ever.
+        self._callers: list[weakref.ref[Caller]] = []
         self.told = False
 
     def start(self, config: Any) -> None:
@@ -42,6 +44,10 @@ class NativeServer:
             result = lib.rl_server_start(config, self._out, where, _WHERE_BYTES)
         if result < 0:
             raise start_error(-result, text(where), config)
+
+    def watch(self, caller: Caller) -> None:
+        """From now on :meth:`check` tells what fails in this one; the owner keeps it alive."""
+        self._callers.append(weakref.ref(caller))
 
     @property
     def open(self) -> bool:
@@ -73,8 +79,9 @@ class NativeServer:
             check(failed, "a worker's wait failed and it was stopped")
 
     def _raise_policy_error(self, failed: int) -> None:
-        for caller in self.callers:
-            caller.raise_error()
+        for reference in self._callers:
+            if caller := reference():
+                caller.raise_error()
         if failed == 1:
             raise PolicyError("a policy failed; the worker was stopped")
 
@@ -82,12 +89,13 @@ class NativeServer:
         """Ends every thread and frees everything. Safe twice, and from any thread."""
         if inside():
             # A finalizer may run wherever Python collects, even on a worker in a policy's method,
-            # and the engine would wait for that worker.
-            threading.Thread(target=self._close, name="ringlab-close").start()
+            # and the engine would wait for that worker. Until it has ended it may ask again.
+            asked = [reference() for reference in self._callers]
+            threading.Thread(target=self._close, args=(asked,), name="ringlab-close").start()
         else:
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, _alive: object = None) -> None:
         _, lib = native()
         with self._lock:
             server = self._out[0]

@@ -120,6 +120,9 @@ class RingServer:
         self._policy = resolve(policy, **parameters.check_keywords(choices, decision_methods()))
         self._engine = NativeServer()
         self._finalizer: weakref.finalize[..., Any] | None = None
+        # Every caller that the engine was given: it may be in one that was just replaced. They
+        # outlive the finalizer, which Python runs before it takes this object apart.
+        self._callers: list[own_policy.Caller] = []
         self._life = threading.Lock()
 
     # -- life -----------------------------------------------------------------------------------
@@ -136,6 +139,7 @@ class RingServer:
         ffi, _ = native()
         need_descriptors(int(self._start["workers"]), int(self._start["max_connections"]))
         self._engine = NativeServer()
+        self._callers = []
         # Registered first, so that an interrupt during the start leaves nothing behind. It runs at
         # exit too, while the interpreter still answers the workers.
         self._finalizer = weakref.finalize(self, self._engine.close)
@@ -199,7 +203,8 @@ class RingServer:
 
     def _keep(self, caller: own_policy.Caller | None) -> None:
         if caller is not None:
-            self._engine.callers.append(caller)
+            self._callers.append(caller)
+            self._engine.watch(caller)
 
     # -- where it is ----------------------------------------------------------------------------
 
