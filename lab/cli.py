@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.complain(str(error))
         return ERROR
     except (KeyboardInterrupt, click.Abort) as error:
-        console.complain(str(error) or "interrupted")
+        # click makes an Abort of every KeyboardInterrupt; ours says what was kept.
+        console.complain(str(error.__cause__ or error) or "interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough (`| head`); the interpreter's last flush must not

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -19,6 +21,7 @@ from lab.parameters import Parameter, Parameters
 
 _LOOK_S = 1.0
 _DECISION = "decision_"
+_ENDING = {signal.SIGTERM, signal.SIGINT}
 # What the counters at the end are about; the rest is for --json.
 _SHOWN = (
     "accepts", "requests", "bad_requests", "bytes_in", "bytes_sent", "bytes_direct", "iterations",
@@ -75,24 +78,39 @@ def run(host: str, policy: str, as_json: bool, **given: str | None) -> None:
 
 
 def serve(host: str, policy: str, given: Mapping[str, Any], as_json: bool) -> None:
-    """Serve until SIGTERM or SIGINT; one line when ready, the counters at the end.
-
-    Both signals are blocked in every thread and taken by this one, so that neither lands on a
-    worker and wakes a loop that is being looked at.
-    """
-    ending = {signal.SIGTERM, signal.SIGINT}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    try:
-        with RingServer(policy, host=host, **given) as server:
-            _announce(server, as_json)
-            while signal.sigtimedwait(ending, _LOOK_S) is None:
+    """Serve until SIGTERM or SIGINT; one line when ready, the counters at the end."""
+    with _signals_held() as let_through, RingServer(policy, host=host, **given) as server:
+        _announce(server, as_json)
+        try:
+            let_through()
+            while True:
+                time.sleep(_LOOK_S)
                 server.check()
-            # A parked worker does not see this; leaving the block ends it all the same.
-            server.request_stop()
-            server.wait_stopped(given.get("stop_grace_ms", START["stop_grace_ms"].default) / 1e3)
-            _report(server.counters(), as_json)
+        except KeyboardInterrupt:
+            pass
+        # A parked worker does not see this; leaving the block ends it all the same.
+        server.request_stop()
+        server.wait_stopped(given.get("stop_grace_ms", START["stop_grace_ms"].default) / 1e3)
+        _report(server.counters(), as_json)
+
+
+@contextmanager
+def _signals_held() -> Iterator[Callable[[], object]]:
+    """Both signals are KeyboardInterrupt, once the block calls what it is given.
+
+    Until then they are blocked, and the engine's threads inherit that: neither signal ever lands
+    on a worker and wakes a loop that is being looked at.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    handlers = {
+        number: signal.signal(number, signal.default_int_handler) for number in _ENDING
+    }
+    try:
+        yield lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _announce(server: RingServer, as_json: bool) -> None:
