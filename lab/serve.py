@@ -80,8 +80,8 @@ def run(host: str, policy: str, as_json: bool, **given: str | None) -> None:
 def serve(host: str, policy: str, given: Mapping[str, Any], as_json: bool) -> None:
     """Serve until SIGTERM or SIGINT; one line when ready, the counters at the end."""
     with _signals_held() as let_through, RingServer(policy, host=host, **given) as server:
-        _announce(server, as_json)
         try:
+            _announce(server, as_json)
             let_through()
             while True:
                 time.sleep(_LOOK_S)
@@ -99,7 +99,8 @@ def _signals_held() -> Iterator[Callable[[], object]]:
     """Both signals are KeyboardInterrupt, once the block calls what it is given.
 
     Until then they are blocked, and the engine's threads inherit that: neither signal ever lands
-    on a worker and wakes a loop that is being looked at.
+    on a worker and wakes a loop that is being looked at. (Threads that libraries made earlier may
+    still take one, so the exception can come a little before it is asked for.)
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     handlers = {

@@ -180,8 +180,7 @@ def test_serve_stops_on_signals_and_tells_its_counters(number: signal.Signals) -
             assert client.read_all()
         process.send_signal(number)
         out, err = process.communicate(timeout=10)
-    assert process.returncode == 0
-    assert err == ""
+    assert (process.returncode, err) == (0, "")
     assert json.loads(out)["counters"]["requests"] == 1
 
 
