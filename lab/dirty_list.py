@@ -165,6 +165,7 @@ def evidence(group: Sequence[Repetition]) -> dict[str, Any]:
     for one in seen:
         whys.update(one["why"])
     modes = Counter(one["wait_mode"] for one in seen)
+    outq = median([one["outq"] for one in seen])
     others = median([one["others_wait_ms"] for one in seen])
     remarks = []
     if others is None:
@@ -173,7 +174,7 @@ def evidence(group: Sequence[Repetition]) -> dict[str, Any]:
         remarks.append(f"another connection waited {others:,.0f} ms for its answer meanwhile")
     return {
         "remarks": remarks,
-        "outq": median([one["outq"] for one in seen]),
+        "outq": None if outq is None else round(outq),
         "wait_mode_while_stalled": modes.most_common(1)[0][0],
         "why_while_stalled": dict(whys),
         "others_wait_ms": others,

@@ -55,6 +55,7 @@ def check_healthy(row: Mapping[str, Any], most_over_idle: float) -> None:
     assert row["others_wait_ms"] < dirty_list.LATE_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "most_over_idle"), [("fixed", 5.0), ("tickless", 2.0)])
 def test_every_arm_is_quiet_and_complete_when_fixed(
     tmp_path: Path, policy: str, most_over_idle: float
@@ -102,6 +103,7 @@ def test_shipped_parks_when_single_and_the_open_question_is_answered(tmp_path: P
     assert "sleeps in a wait without a timeout" in found["answer"]
 
 
+@pytest.mark.slow
 def test_each_fix_alone_leaves_a_fault(tmp_path: Path) -> None:
     membership = measured(tmp_path, ("async", "async+pipelined"), "membership")
     assert [row["state"] for row in membership.arms] == ["parked", "quiet"]
@@ -109,6 +111,7 @@ def test_each_fix_alone_leaves_a_fault(tmp_path: Path) -> None:
     assert [row["state"] for row in timed.arms] == ["spins", "spins"]
 
 
+@pytest.mark.slow
 def test_a_held_completion_parks_spins_or_waits_its_turn(tmp_path: Path) -> None:
     states = {}
     for policy in ("shipped", "held-listed", "held-unlisted"):
@@ -123,6 +126,7 @@ def test_a_held_completion_parks_spins_or_waits_its_turn(tmp_path: Path) -> None
     assert states == {"shipped": "parked", "held-listed": "spins", "held-unlisted": "quiet"}
 
 
+@pytest.mark.slow
 def test_an_arm_without_a_send_says_so(tmp_path: Path) -> None:
     outcome = measured(tmp_path, ("async",), "shipped", response_size=1000)
     row = outcome.row("async", "shipped")

@@ -1,0 +1,147 @@
+"""The running of experiments, with one that measures nothing: order, merging, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import UsageError
+from lab import experiment as experiments
+from lab.clients import ClientError
+from lab.experiment import Arm, Experiment, NotStored, Repetition, Setting
+from lab.measure import Window
+from lab.parameters import Parameter, Parameters
+from lab.progress import LineProgress, Progress, shown
+from lab.runs import RunStore, read_run
+from lab.verdict import Budget
+
+QUIET, SPIN = 40.0, 150_000.0
+
+
+def window(name: str, waits: float, seconds: float = 1.0) -> Window:
+    busy = waits > 1000
+    return Window(name, seconds, waits, waits if busy else 0.0, waits, 1.0, 1.0,
+                  1.0 if busy else 0.01, 0.0, 0.0 if busy else waits, 0.0)
+
+
+def measure_nothing(setting: Setting) -> Repetition:
+    """``fixed`` is quiet, anything else spins; the second repetition of ``odd`` loses a byte."""
+    waits = QUIET if setting.policy == "fixed" else SPIN
+    lost = setting.arm.name == "odd" and setting.repetition == 1
+    if setting.arm.name == "broken" and setting.repetition == 1:
+        raise ClientError("the client fell over")
+    samples = np.zeros(3, dtype=[("arm", "U8"), ("t_s", "f8")])
+    samples["arm"] = setting.arm.name
+    return Repetition(
+        setting,
+        {"idle": window("idle", QUIET), "stall": window("stall", waits + setting.repetition)},
+        {"bytes": 99 if lost else 100, "expected": 100, "in_order": True,
+         "fault": "one is missing" if lost else None},
+        {"membership": "leave"},
+        honours_stop=True,
+        honours_write_timeout=None,
+        send_in_flight=True,
+        samples=samples,
+    )
+
+
+def no_evidence(group: Sequence[Repetition]) -> dict[str, Any]:
+    return {"remarks": [f"seen {len(group)} times"]}
+
+
+def conclude(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"finding": {"text": f"{len(rows)} rows"}, "nothing": None}
+
+
+NOTHING = Experiment(
+    name="nothing", title="Nothing", source="nowhere",
+    parameters=Parameters([Parameter("repetitions", int, 2, low=1, high=9)]),
+    arms=(Arm("even", "e", ("shipped", "fixed")), Arm("odd", "o", ("fixed",)),
+          Arm("broken", "b", ("shipped",))),
+    budgets={"fixed": Budget(waits_over_idle=5.0)},
+    repetition=measure_nothing, evidence=no_evidence, conclude=conclude,
+)
+
+
+def test_repetitions_are_merged_judged_and_kept(tmp_path: Path) -> None:
+    outcome = NOTHING.run(arms=["even", "odd"], store=RunStore(tmp_path))
+    assert [(row["arm"], row["policy"], row["state"]) for row in outcome.arms] == [
+        ("even", "shipped", "spins"), ("even", "fixed", "quiet"), ("odd", "fixed", "quiet"),
+    ]
+    row = outcome.row("even", "fixed")
+    assert row["windows"]["stall"]["waits_per_s"] == QUIET + 0.5
+    assert row["windows"]["stall"]["repetitions"] == row["repetitions"] == len(row["each"]) == 2
+    assert row["delivered"] == {"bytes": 200, "expected": 200, "in_order": True, "fault": None}
+    assert (row["honours_stop"], row["honours_write_timeout"]) == (True, None)
+    assert row["reason"].endswith("; seen 2 times")
+    assert outcome.row("even", "shipped")["within_budget"] is None
+    assert outcome.remarks == ["3 rows"]
+    assert outcome.path is not None
+    stored = read_run(outcome.path)
+    assert stored.data["parameters"] == {"repetitions": 2}
+    assert len(stored.df_samples()) == 3 * 6
+
+
+def test_quiet_without_every_byte_breaks_the_promise(tmp_path: Path) -> None:
+    outcome = NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
+    assert outcome.arms[0]["within_budget"] is True
+    assert outcome.broken == ["odd under fixed: one is missing"]
+
+
+def test_an_error_keeps_what_was_finished(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    with pytest.raises(ClientError, match="fell over"):
+        NOTHING.run(arms=["even", "broken"], policies=["shipped"], store=store)
+    kept = store.latest("nothing")
+    assert [row["repetitions"] for row in kept.arms] == [2, 1]
+    assert kept.data["interrupted"] == "ended by an error: the client fell over"
+
+
+def test_a_store_that_refuses_hands_the_result_back(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotStored, match="cannot store the run") as caught:
+        NOTHING.run(arms=["odd"], store=RunStore(tmp_path / "file" / "runs"))
+    assert caught.value.outcome.arms[0]["arm"] == "odd"
+    assert caught.value.outcome.path is None
+
+
+def test_names_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown arm 'evne'; choose from: even"):
+        NOTHING.run(arms=["evne"], store=RunStore(tmp_path))
+    with pytest.raises(UsageError, match="no arm is run under shipped; policies are odd: fixed"):
+        NOTHING.run(arms=["odd"], policies=["shipped"], store=RunStore(tmp_path))
+    with pytest.raises(UsageError, match="unknown experiment 'x'"):
+        experiments.load("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_of_no_arms_list_is_taken_for_all() -> None:
+    mixed = "shipped+membership=leave+idle=tickless+send-wait=timed+handback=wake"
+    chosen = NOTHING.settings({}, ["even", "odd"], [mixed])
+    assert len({each.policy for each in chosen}) == 1
+    assert [each.arm.name for each in chosen] == ["even", "odd"]
+
+
+def test_progress_in_a_log_is_seldom_and_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lab.progress.time.monotonic", lambda: now[0])
+    with shown(LineProgress(), 10, "work") as progress:
+        for number in range(10):
+            now[0] += 5.0
+            progress.step(f"part {number}")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "work: 2 of 10, 40 s left (part 1)"
+    assert len(err.splitlines()) == 5
+
+
+def test_silence_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(Progress(), 1, "work") as progress:
+        progress.step("it")
+    assert capsys.readouterr() == ("", "")
