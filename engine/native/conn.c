@@ -23,6 +23,7 @@ void conn_list(struct worker *w, struct conn *c)
     *(c->list_prev ? &c->list_prev->list_next : &w->dirty.first) = c;
     w->dirty.last = c;
     w->dirty.length++;
+    STORE(w->count.list_length, w->dirty.length);
     ADD(w->count.listings, 1);
 }
 
@@ -34,6 +35,7 @@ void conn_unlist(struct worker *w, struct conn *c)
     *(c->list_prev ? &c->list_prev->list_next : &w->dirty.first) = c->list_next;
     *(c->list_next ? &c->list_next->list_prev : &w->dirty.last) = c->list_prev;
     w->dirty.length--;
+    STORE(w->count.list_length, w->dirty.length);
 }
 
 /* Appended with the newest time, so that the first is always the one that has waited longest. */
@@ -107,6 +109,7 @@ struct conn *conn_open(struct worker *w, int fd)
     }
     STORE(c->fd, fd);
     STORE(c->open, 1);
+    STORE(c->close_after, w->stop_at != 0); /* it was accepted while the worker began to stop */
     STORE(w->count.connections, w->count.connections + 1);
     arm_recv(w, c);
     return c;
@@ -336,7 +339,7 @@ static bool keep_input(struct worker *w, struct conn *c, const uint8_t *data, ui
             return false;
         }
         c->input = bigger;
-        c->input_cap = cap;
+        STORE(c->input_cap, cap);
     }
     memcpy(c->input + c->input_len, data, len);
     c->input_len += len;
@@ -504,5 +507,5 @@ void conn_recv_done(struct worker *w, struct conn *c, const struct completion *d
 
 size_t conn_memory(const struct conn *c)
 {
-    return sizeof *c + out_memory(&c->buf[0]) + out_memory(&c->buf[1]) + c->input_cap;
+    return sizeof *c + out_memory(&c->buf[0]) + out_memory(&c->buf[1]) + LOAD(c->input_cap);
 }

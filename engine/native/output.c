@@ -15,7 +15,7 @@ static bool grow(void **block, uint32_t *cap, uint32_t need, size_t unit, uint32
     if (!bigger)
         return false;
     *block = bigger;
-    *cap = size;
+    STORE(*cap, size); /* conn_memory reads it from any thread */
     return true;
 }
 
@@ -111,5 +111,5 @@ void out_free(struct out *out)
 
 size_t out_memory(const struct out *out)
 {
-    return out->text_cap + out->cap * sizeof *out->pieces;
+    return LOAD(out->text_cap) + LOAD(out->cap) * sizeof *out->pieces;
 }

@@ -123,12 +123,15 @@ const rl_choice *rl_choice_at(int decision, int index)
 /* Ask the caller; an answer that it could not give stops the worker at its next iteration. */
 RULE(ask_caller)
 {
+    const rl_policy *own = __atomic_load_n(&w->policy, __ATOMIC_ACQUIRE);
+    /* A handler may ask between the two stores of policy_apply: the newer policy answers itself. */
+    if (!(own->asks & (1u << decision)))
+        return rule_at(decision, own->choice[decision])->fn(w, decision, c);
     rl_conn_view conn = {0};
     rl_loop_view loop;
     if (c)
         view_conn(c, &conn);
     view_loop(w, &loop);
-    const rl_policy *own = __atomic_load_n(&w->policy, __ATOMIC_ACQUIRE);
     int64_t answer = own->decide(own->self, decision, c ? &conn : NULL, &loop);
     if (answer != RL_POLICY_FAILED)
         return answer;

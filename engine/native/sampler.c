@@ -160,8 +160,8 @@ static void *sampler_main(void *arg)
             continue;
         }
         struct timespec limit = {(time_t)(due / 1000000000u), (long)(due % 1000000000u)};
-        if (pthread_cond_timedwait(&s->tick, &s->lock, &limit) != ETIMEDOUT)
-            continue; /* the rate changed, or it closes */
+        if (pthread_cond_timedwait(&s->tick, &s->lock, &limit) != ETIMEDOUT || !s->hz)
+            continue; /* the rate changed (perhaps as the time came), or it closes */
         keep_samples(s);
         uint64_t now = clock_ns(CLOCK_MONOTONIC);
         due += 1000000000u / (uint64_t)s->hz;

@@ -148,18 +148,27 @@ static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
 /* Signals belong to the process's own threads: Python's main thread must be the one interrupted. */
 static int start_threads(rl_server *server, const char **where)
 {
+    /* Not those of a fault: a blocked one kills without a word from faulthandler or a sanitizer. */
+    static const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
     sigset_t all, before;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof FAULTS / sizeof *FAULTS; i++)
+        sigdelset(&all, FAULTS[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     *where = "pthread_create";
     int result = pool_start(&server->pool, server->config.handlers);
     for (int i = 0; result == 0 && i < server->config.workers; i++) {
         struct ring_worker *rw = &server->workers[i];
+        pthread_mutex_lock(&server->lock); /* the workers before this one count down already */
         server->starting++;
+        pthread_mutex_unlock(&server->lock);
         result = -pthread_create(&rw->thread, NULL, worker_main, rw);
         rw->started = result == 0;
-        if (result < 0)
+        if (result < 0) {
+            pthread_mutex_lock(&server->lock);
             server->starting--;
+            pthread_mutex_unlock(&server->lock);
+        }
     }
     pthread_mutex_lock(&server->lock);
     while (server->starting)

@@ -326,5 +326,4 @@ void worker_account(struct worker *w)
     if (!w->could_block && !w->progress)
         ADD(w->count.wasted, 1);
     STORE(w->empty, w->progress ? 0 : w->empty + 1);
-    STORE(w->count.list_length, w->dirty.length);
 }
