@@ -77,7 +77,7 @@ class Automaton:
         if not self.lit:
             return box
         if self.lit != place.name:
-            return f'<g opacity="0.3">{box}</g>'
+            return f'<g opacity="0.5">{box}</g>'
         return (f'<g data-lit="{place.name}"><rect x="{place.x - 5}" y="{place.y - 5}" '
                 f'width="{BOX[0] + 10}" height="{BOX[1] + 10}" rx="11" fill="none" '
                 f'stroke="{palette.INK}" stroke-width="3"/>{box}</g>')
@@ -95,9 +95,9 @@ class Automaton:
     def to_text(self) -> str:
         """The same in words."""
         now = f"The loop is in {self.lit}. " if self.lit else ""
-        return (now + "IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any completion that "
-                "is not the SEND's, or a signal. PARKED or SPIN to IDLE: the client reads and the "
-                "SEND completes.")
+        return (now + "IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any "
+                "completion that is not the SEND's, or a signal. PARKED or SPIN to IDLE: the "
+                "client reads and the SEND completes.")
 
     def _measured(self, name: str) -> str:
         arm, window = _SHOWN_BY[name]

@@ -20,6 +20,7 @@ class Board:
     def __init__(self, view: View) -> None:
         self._view = view
         self._facts: dict[str, Any] = {}
+        self._said = 0
         self._lock = threading.Lock()
 
     def tell(self, **facts: Any) -> None:
@@ -30,6 +31,11 @@ class Board:
             if changed:
                 self._facts.update(changed)
                 self._view.post({"kind": "facts", "facts": changed})
+
+    def say(self, text: str, error: bool = False) -> None:
+        """Shows one line; also when it is the same as before, for something else was meant."""
+        self._said += 1
+        self.tell(message={"text": text, "error": error, "number": self._said})
 
     def tell_all(self) -> None:
         """Sends everything, to a page that was opened (again)."""

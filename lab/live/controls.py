@@ -159,7 +159,8 @@ def as_parameters(values: Mapping[str, Value], known: Parameters) -> dict[str, V
 
 
 def command_line(
-    experiment: str, arm: str, policy: str, values: Mapping[str, Value], defaults: Mapping[str, Value]
+    experiment: str, arm: str, policy: str, values: Mapping[str, Value],
+    defaults: Mapping[str, Value],
 ) -> str:
     """The ``ringlab run`` line that repeats a measurement."""
     changed = [f"-p {name}={value}" for name, value in values.items()

@@ -13,14 +13,12 @@ from bokeh.document import Document
 from bokeh.models import (
     BasicTicker,
     BoxSelectTool,
-    BoxZoomTool,
     ColumnDataSource,
     DataRange1d,
     FixedTicker,
     HoverTool,
     LinearAxis,
     Range1d,
-    ResetTool,
     SaveTool,
 )
 
@@ -33,7 +31,14 @@ from lab.static import Key
 ROWS, MARKS = "rows", "marks"
 SECONDS = 60.0
 _HEIGHT = 118
-_LANES = 3
+_LANES = 4
+# The reasons of a wait in few words, with the timeout that each means.
+_WHY_WORDS = {
+    "ready": "ready: 0", "list": "list: 0", "overdue": "overdue: 0", "owed": "owed: 0",
+    "send": "SEND prepared: none", "idle": "idle: periodic", "deadline": "deadline",
+    "event": "event: none",
+}
+_DASHED = ("ready", "send", "event", "owed")
 _HIGHEST = 1e6
 
 
@@ -62,6 +67,9 @@ def layout() -> tuple[Document, list[Plot]]:
                           line_dash="dotted", level="underlay")
     document = Document()
     for plot in plots:
+        for renderer in plot.figure.renderers:
+            # A selected span is shaded; what lies outside of it need not fade.
+            renderer.nonselection_glyph = None
         document.add_root(plot.figure)
     return document, plots
 
@@ -74,12 +82,11 @@ def log_name(name: str) -> str:
 def _figure(span: Range1d, hover: HoverTool | None = None, **options: Any) -> Any:
     options.setdefault("height", _HEIGHT)
     tools = [
-        BoxSelectTool(dimensions="width", description="Select a span: its figures are shown below"),
-        BoxZoomTool(dimensions="width"), ResetTool(), SaveTool(),
+        BoxSelectTool(dimensions="width", persistent=True), SaveTool(),
     ]
     plot = style.new_figure(x_range=span, tools=[*tools, *([hover] if hover else [])],
-                            min_border_left=58, min_border_right=52, min_border_top=3,
-                            min_border_bottom=3, **options)
+                            min_border_left=58, min_border_right=52, min_border_top=6,
+                            min_border_bottom=6, **options)
     plot.toolbar.active_drag = tools[0]
     plot.xgrid.grid_line_color = None
     plot.xaxis.ticker = BasicTicker(desired_num_ticks=6, num_minor_ticks=0)
@@ -102,7 +109,7 @@ def _step(plot: Any, source: ColumnDataSource, y: str, key: Key, width: float = 
 
 
 def _events(marks: ColumnDataSource, span: Range1d) -> Plot:
-    plot = _figure(span, height=50, y_range=Range1d(start=-0.6, end=_LANES - 0.4))
+    plot = _figure(span, height=60, y_range=Range1d(start=-0.6, end=_LANES - 0.4))
     plot.yaxis.visible = False
     plot.ygrid.grid_line_color = None
     plot.toolbar.tools = []
@@ -115,8 +122,8 @@ def _events(marks: ColumnDataSource, span: Range1d) -> Plot:
 
 def _rates(rows: ColumnDataSource, span: Range1d, scale: str) -> Plot:
     keys = [Key("iterations", palette.BLACK)]
-    keys += [Key(words, colour, "dashed" if why in ("send", "event", "owed") else "line")
-             for why, (words, colour) in ((why, WHY_LOOKS[why]) for why in WHYS)]
+    keys += [Key(_WHY_WORDS[why], WHY_LOOKS[why][1], "dashed" if why in _DASHED else "line")
+             for why in WHYS]
     hover = _hover(("iterations/s", "@iterations{0,0}"), ("wasted/s", "@wasted{0,0}"),
                    *((f"{why}/s", f"@why_{why}{{0,0}}") for why in WHYS))
     log = scale == "log"
@@ -138,7 +145,7 @@ def _rates(rows: ColumnDataSource, span: Range1d, scale: str) -> Plot:
         lines.append(_step(plot, rows, log_name(name) if log else name, key))
     top = _step(plot, rows, log_name("iterations") if log else "iterations", keys[0], 1.1)
     hover.renderers = [top]
-    return Plot(f"rates-{scale}", "Iterations, and waits by reason", tuple(keys), plot, "1/s")
+    return Plot(f"rates-{scale}", "Iterations, and waits by reason and timeout", tuple(keys), plot, "1/s")
 
 
 def _cpu(rows: ColumnDataSource, span: Range1d) -> Plot:
@@ -164,7 +171,7 @@ def _list(rows: ColumnDataSource, span: Range1d) -> Plot:
     plot = _figure(span, hover, height=96, y_range=DataRange1d(start=0, range_padding=0.25,
                                                               min_interval=2))
     plot.yaxis.axis_label = "connections"
-    plot.yaxis.ticker = BasicTicker(desired_num_ticks=3, num_minor_ticks=0, mantissas=[1, 2, 5])
+    plot.yaxis.ticker = BasicTicker(desired_num_ticks=3, num_minor_ticks=0, min_interval=1)
     lines = [_step(plot, rows, name, key, 2.2)
              for name, key in zip(("list_length", "sending", "held_now"), keys, strict=True)]
     hover.renderers = lines[:1]

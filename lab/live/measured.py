@@ -21,7 +21,7 @@ COLUMNS = (
     Column("waits", "1/s, idle"), Column("waits", "1/s, stalled"), Column("CPU", "ms/s, stalled"),
     Column("on queue", "fraction"), Column("delivered", "bytes, all in order?", words=True),
     Column("stop", words=True), Column("write timeout", words=True),
-    Column("good?", words=True), Column("run", words=True),
+    Column("good?", words=True),
 )
 
 
@@ -101,8 +101,9 @@ def runs_table(runs: Sequence[Run], notes: Sequence[str]) -> Table:
     machine = machine_line(runs[-1].machine) if runs else ""
     seconds = sorted({round(float(run.parameters["seconds"]), 3) for run in runs})
     length = f"Idle and stalled windows of {', '.join(map(str, seconds))} s, 1 repetition. "
+    newest = f" Newest run: {runs[-1].name}." if runs else ""
     return Table("Measured runs: quiet and complete, shown together", COLUMNS, rows,
-                 length + machine + (f" {words}." if words else ""))
+                 length + machine + newest + (f" {words}." if words else ""))
 
 
 def _row(run: Run) -> list[Cell]:
@@ -121,7 +122,7 @@ def _row(run: Run) -> list[Cell]:
         Cell(NONE if fraction is None else f"{fraction:.3f}"),
         Cell(f"{delivered.get('bytes', 0):,}, {'yes' if whole else 'no'}", "" if whole else "bad"),
         _kept(arm.get("honours_stop")), _kept(arm.get("honours_write_timeout")),
-        Cell("quiet and complete") if good else Cell("no", "bad"), Cell(run.name),
+        Cell("quiet and complete") if good else Cell("no", "bad"),
     ]
 
 

@@ -157,7 +157,7 @@ class LivePanel:
                     self.server = self._new_server(_named(self.server))
                 self.server.start()
             except RinglabError as error:
-                self.board.tell(message={"error": True, "text": brief(error)})
+                self.board.say(brief(error), error=True)
                 return
             self._begin()
             self.desk.put(lambda: self._introduce(True))
@@ -288,7 +288,7 @@ class LivePanel:
         if name in ("route", "depth"):
             self._held = False
         if control.effect in (REQUEST, CONNECTION) and self._auto and self.party.size:
-            self.hands.put(lambda: self._doing("reconnect", self._stall), key="stall")
+            self.hands.put(lambda: self._doing("reconnect", self._restall), key="stall")
 
     def _set_policy(self, name: str, value: Any) -> None:
         if name == POLICY:
@@ -316,17 +316,22 @@ class LivePanel:
         try:
             text = work()
             if text:
-                self.board.tell(message={"error": False, "text": text})
+                self.board.say(text)
         finally:
             self.board.tell(busy="", running=self._running(), command=self._command())
 
     def _stall(self) -> str:
+        count = int(self.values["clients"])
+        self.feed.mark("stall" if count == 1 else f"stall, {count} clients")
+        return self._restall()
+
+    def _restall(self) -> str:
         arm = arm_of(str(self.values["route"]), int(self.values["depth"]), False, self._held)
         return self._play(steps_of(arm, self.values))
 
     def _play(self, steps: Any) -> str:
         count = int(self.values["clients"])
-        self._changed("stall" if count == 1 else f"stall, {count} clients")
+        self.judge.changed(time.monotonic_ns())
         troubles = self.party.stall(steps, count)
         self.judge.changed(time.monotonic_ns())
         if troubles:
@@ -467,12 +472,12 @@ class LivePanel:
             return False
 
     def _ended(self, error: RinglabError) -> None:
-        self.board.tell(running=False, strip=strip(_ENDED, []),
-                        message={"error": True, "text": brief(error)}, status="server stopped")
+        self.board.tell(running=False, strip=strip(_ENDED, []), status="server stopped")
+        self.board.say(brief(error), error=True)
 
     def _failed(self, error: BaseException) -> None:
         if self.state == "open":
-            self.board.tell(message={"error": True, "text": brief(error)})
+            self.board.say(brief(error), error=True)
 
 
 def _setup() -> dict[str, Any]:
@@ -527,10 +532,17 @@ def open_panels() -> list[LivePanel]:
     return list(_open)
 
 
-@atexit.register
 def close_all() -> None:
-    """Closes every panel, so that no native thread outlives the interpreter."""
+    """Closes every panel."""
     for panel in open_panels():
+        panel.close()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """No native thread outlives the interpreter; and no page is told, for it knows already."""
+    for panel in open_panels():
+        panel.view.mute()
         panel.close()
 
 

@@ -25,8 +25,11 @@ _ASKS: dict[str, dict[str, type]] = {
     "complete": {"slot": int, "how": str, "size": int, "error": str}, "poke": {},
     "half-close": {"slot": int}, "reset": {"slot": int}, "stop": {}, "advance": {"ms": int},
 }
-_FIELDS = ("sending", "write_buf", "send_buf", "listed", "owes_recv", "held", "queued",
-           "handler_running")
+_FIELDS = ("sending", "listed", "write_buf", "send_buf")
+# What is seldom so, named where it is.
+_FLAGS = {"promoted": "promoted", "owes_recv": "owes a recv", "held": "held completion",
+          "queued": "on the detach queue", "handler_running": "handler runs",
+          "paused": "input paused", "eof": "half-closed", "closing": "closing"}
 _ENDS = {"ready": "it ended at once: completions are ready", "timeout": "it ended by its timeout",
          "asleep": "the worker sleeps; nothing inside will wake it: post a completion",
          "left": "the worker has left its loop"}
@@ -104,10 +107,10 @@ def state_html(now: Seen) -> str:
     parts = [f"<p><strong>The wait:</strong> {html.escape(decided + ended)} "
              f"<strong>List:</strong> {now.loop.list_length} listed, {now.loop.movable} of them "
              f"can be moved by the worker itself.</p>"]
-    heads = "".join(f'<th scope="col">{html.escape(name.replace("_", " "))}</th>'
-                    for name in ("", *_FIELDS, "SEND in flight, bytes"))
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>'
+                    for name in ("", *_FIELDS, "SEND in flight", "also"))
     rows = "".join(_row(conn, size) for conn, size in zip(now.connections, now.sends, strict=True))
-    rows = rows or f'<tr><td colspan="{len(_FIELDS) + 2}">nobody is connected</td></tr>'
+    rows = rows or f'<tr><td colspan="{len(_FIELDS) + 3}">nobody is connected</td></tr>'
     parts.append(f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
     return "".join(parts)
 
@@ -120,7 +123,9 @@ def _row(conn: Any, size: int | None) -> str:
         strong = value and name in ("sending", "listed", "write_buf")
         cells.append(f"<td>{'<strong>' if strong else ''}{shown}{'</strong>' if strong else ''}"
                      "</td>")
-    cells.append(f"<td>{'·' if size is None else f'{size:,}'}</td>")
+    cells.append(f"<td>{'·' if size is None else f'{size:,} bytes'}</td>")
+    also = ", ".join(words for name, words in _FLAGS.items() if getattr(conn, name))
+    cells.append(f"<td>{also or '·'}</td>")
     return f'<tr><th scope="row">connection {conn.slot}</th>{"".join(cells)}</tr>'
 
 

@@ -47,11 +47,12 @@ class View(anywidget.AnyWidget):
     def __init__(self, page: str, handler: Handler) -> None:
         super().__init__(page=page)
         self._handler: Handler | None = handler
+        self._muted = False
         self.on_msg(self._received)
 
     def post(self, message: Message, buffer: bytes | None = None) -> bool:
         """Sends a message to every view; False when nobody can be reached any more."""
-        if self.comm is None:
+        if self._muted or self.comm is None:
             return False
         try:
             self.send(dict(message), None if buffer is None else [buffer])
@@ -59,9 +60,15 @@ class View(anywidget.AnyWidget):
             return False
         return True
 
+    def mute(self) -> None:
+        """Sends nothing any more."""
+        self._muted = True
+
     def shut(self) -> None:
         """Closes the comm and forgets the handler; harmless when repeated."""
         self._handler = None
+        if self._muted:
+            return
         try:
             self.close()
         except Exception:  # as above

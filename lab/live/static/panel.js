@@ -30,7 +30,7 @@ class PanelPage {
     this.state = el("span", { class: "rl-state" }, "opening");
     this.reason = el("span", { class: "rl-reason" });
     this.status = el("span", { class: "rl-chip", role: "status" }, "waiting for the kernel");
-    this.cost = el("span", { class: "rl-faint" });
+    this.cost = el("p", { class: "rl-faint" });
     this.pause = button("pause", "Stop the picture; no sample is lost", () =>
       this.send({ kind: "pause", on: !this.facts.paused }), { "aria-pressed": "false" });
     this.scale = button("linear scale", "Rates on a linear or a logarithmic axis", () => {
@@ -39,29 +39,32 @@ class PanelPage {
       this.scale.textContent = linear ? "log scale" : "linear scale";
     });
     this.message = el("p", { class: "rl-message", role: "status", "aria-live": "polite" });
-    this.message.hidden = true;
     this.presets = el("div", { class: "rl-presets", role: "group", "aria-label": "Arms" });
     this.watch = el("p", { class: "rl-watch", "aria-live": "polite" });
     this.left = el("div", { class: "rl-left" });
     this.buttons = this.makeButtons();
     this.connections = el("div", { class: "rl-strip" });
     this.plots = el("div", { class: "rl-plots" });
+    this.zoom = button("zoom to span", "Show the selected span alone", () => this.picture.zoom());
+    this.following = button("follow", "The last minute again, moving on", () =>
+      this.picture.goOn());
     this.span = el("p", { class: "rl-span", "aria-live": "polite" },
       "Drag over a plot to select a span of time: its figures, from every sample, stand here.");
     this.table = el("div", { class: "rl-table" });
     this.root.replaceChildren(
-      el("header", { class: "rl-top" }, this.state, this.reason,
-        el("span", { class: "rl-right" }, this.status, this.cost, this.pause, this.scale)),
-      el("div", { class: "rl-arms" }, el("strong", {}, "Arms"), this.presets), this.watch,
+      el("header", { class: "rl-top" }, this.state, this.reason),
+      el("div", { class: "rl-arms" }, el("strong", {}, "Arms"), this.presets,
+        el("span", { class: "rl-right" }, this.status, this.pause, this.scale)), this.watch,
       el("div", { class: "rl-columns" }, this.left,
         el("div", { class: "rl-main" }, this.buttons, this.message, this.connections, this.plots,
-          this.span)),
+          el("div", { class: "rl-row rl-below" }, this.zoom, this.following, this.span),
+          this.cost)),
       this.table);
   }
 
   makeButtons() {
     this.size = el("input", {
-      type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read",
+      type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read", title: "bytes to read",
       inputmode: "numeric",
     });
     const group = el("div", { class: "rl-buttons", role: "group", "aria-label": "What clients do" });
@@ -70,13 +73,13 @@ class PanelPage {
         { "data-action": name });
       group.append(made);
       if (name === "read") {
-        group.append(this.size, el("span", { class: "rl-unit" }, "bytes"));
+        group.append(this.size);
       }
     }
     group.append(
       button("measure this", "A real run of these settings: idle, stall, drain, in the dark",
         () => this.press("measure"), { class: "rl-primary", "data-action": "measure" }),
-      button("copy as parameters", "The papermill parameters and the command that repeat it",
+      button("copy parameters", "The papermill parameters and the command that repeat it",
         () => this.copy()));
     return group;
   }
@@ -104,8 +107,8 @@ class PanelPage {
       this.say({ error: false, text: `copied: ${text.split("\n").pop().replace(/^# /, "")}` });
     } catch {
       this.say({ error: false, text: "The browser refused its clipboard; copy from here:" });
+      this.message.append(el("pre", {}, text));
     }
-    this.message.append(el("pre", {}, text));
   }
 
   async setup(message) {
@@ -205,7 +208,8 @@ class PanelPage {
     this.status.textContent = words;
     this.root.dataset.status = words;
     this.cost.textContent = cost === undefined ? ""
-      : `${hz} Hz, panel costs ${cost} % of a core, ${lost} samples lost`;
+      : `${hz} frames a second while something changes. This panel costs ${cost} % of a core in ` +
+        `the kernel process; ${lost} samples lost.`;
     const dead = Boolean(this.gone) || life !== "open";
     const measuring = (busy ?? "").startsWith("measur");
     for (const made of this.root.querySelectorAll("button, input, select")) {
@@ -223,20 +227,21 @@ class PanelPage {
     this.reason.textContent = strip.reason;
     this.reason.title = strip.reason;
     const heads = ["", "sending", "write_buf", "send_buf", "listed", "owes recv", "held",
-      "in the socket", "wait mode", "reason", "timeout"];
+      "in the socket"];
     const yes = (value) => (value ? "yes" : "·");
     const rows = strip.rows.length > 0 ? strip.rows : [null];
-    const body = rows.map((row, i) => el("tr", {},
+    const body = rows.map((row) => el("tr", {},
       el("th", { scope: "row" }, row === null ? "no connection" : row.name),
       ...(row === null ? Array(7).fill("·") : [
         yes(row.sending), row.write_buf.toLocaleString("en"), row.send_buf.toLocaleString("en"),
         yes(row.listed), yes(row.owes_recv), yes(row.held),
         row.outq < 0 ? "·" : row.outq.toLocaleString("en"),
-      ]).map((value) => el("td", {}, value)),
-      ...(i > 0 ? [] : [strip.mode, strip.why, strip.timeout].map((value) =>
-        el("td", { rowspan: rows.length, class: "rl-wait" }, value || "·")))));
+      ]).map((value) => el("td", {}, value))));
     const more = strip.more ? [el("caption", {}, `and ${strip.more} more connections`)] : [];
-    this.connections.replaceChildren(el("table", { "aria-label": "Connections and the wait" },
+    const wait = el("p", { class: "rl-wait" }, "The wait: ",
+      el("strong", {}, `mode ${strip.mode || "·"}`), ", because of ",
+      el("strong", {}, strip.why || "·"), ", timeout ", el("strong", {}, strip.timeout || "·"));
+    this.connections.replaceChildren(wait, el("table", { "aria-label": "Connections and the wait" },
       ...more,
       el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
       el("tbody", {}, ...body)));
@@ -261,7 +266,6 @@ class PanelPage {
   }
 
   say({ error, text }) {
-    this.message.hidden = !text;
     this.message.className = error ? "rl-message rl-error" : "rl-message";
     this.message.setAttribute("role", error ? "alert" : "status");
     this.message.textContent = text;

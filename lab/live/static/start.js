@@ -8,14 +8,30 @@ function render({ model, el: place }) {
   const root = document.createElement("div");
   root.className = `ringlab-live rl-page-${model.get("page")}`;
   root.setAttribute("role", "region");
+  // Plain keys belong to the controls (arrows move a slider, not the notebook's cells); JupyterLab
+  // keeps those with Ctrl, Alt or Meta.
+  root.dataset.lmSuppressShortcuts = "true";
+  root.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.altKey || event.metaKey)) {
+      event.stopPropagation();
+    }
+  });
   root.setAttribute("aria-label", model.get("page") === "panel" ? "Live panel" : "Stepper");
   place.append(root);
+  let gone = false;
   const send = (message) => {
+    if (gone) {
+      return;
+    }
     try {
       model.send({ ...message, view });
     } catch {
-      page.lost("the kernel does not answer: run the cell again");
+      lost();
     }
+  };
+  const lost = () => {
+    gone = true;
+    page.lost("the kernel has gone: run the cell again");
   };
   const page = new PAGES[model.get("page")](model, root, send);
   let inSight = false;
@@ -57,7 +73,6 @@ function render({ model, el: place }) {
     }
   };
   model.on("msg:custom", received);
-  const lost = () => page.lost("the kernel has gone: run the cell again");
   model.on("comm_live_update", lost);
   return () => {
     model.off("msg:custom", received);

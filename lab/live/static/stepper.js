@@ -131,7 +131,7 @@ class StepperPage {
     });
     this.history.replaceChildren(...entries);
     const here = this.history.children[facts.at];
-    this.history.scrollTop = here.offsetTop - this.history.offsetTop - 80;
+    this.history.scrollTop = here.offsetTop - 80;
   }
 
   showPolicy(policy) {

@@ -70,7 +70,7 @@ class Picture {
     this.range = document_.get_model_by_name("time");
     this.figures = new Map(message.plots.map((plot, i) => [plot.name, document_.roots()[i]]));
     this.empty();
-    this.watchRange();
+    this.watchSelection();
     this.scale("log");
     this.views = views;
     this.later();
@@ -80,25 +80,31 @@ class Picture {
     const names = [...this.columns, ...this.message.logs.map((name) => `${name}_log`)];
     this.source.data = Object.fromEntries(names.map((name) => [name, new Float64Array(0)]));
     this.marks.data = { id: [], t: [], text: [], lane: [] };
+    this.laneEnds = undefined;
   }
 
-  // A zoom of the time axis stops it from following; a reset lets it follow again.
-  watchRange() {
+  watchSelection() {
     for (const figure of this.figures.values()) {
-      figure.js_event_callbacks ??= {};
-      figure.on_event?.("reset", () => { this.follow = true; this.move(); });
-      figure.on_event?.("selectiongeometry", (event) => this.selected(event));
+      figure.on_event("selectiongeometry", (event) => this.selected(event));
     }
-    this.range.change.connect(() => {
-      if (!this.moving) {
-        this.follow = false;
-      }
-    });
+  }
+
+  zoom() {
+    if (this.span !== undefined) {
+      this.follow = false;
+      this.range.setv({ start: this.span[0], end: this.span[1] });
+    }
+  }
+
+  goOn() {
+    this.follow = true;
+    this.move();
   }
 
   selected(event) {
     const { geometry, final } = event;
     if (final && geometry.type === "rect" && geometry.x1 > geometry.x0) {
+      this.span = [geometry.x0, geometry.x1];
       this.told({ kind: "span", from: geometry.x0, to: geometry.x1 });
     }
   }
@@ -160,12 +166,33 @@ class Picture {
     this.move();
     this.place.dataset.rows = String(this.painted);
     this.place.dataset.seq = String(last.seq);
-    // One message a second tells the kernel that somebody sees the frames.
-    const now = performance.now();
-    if (now - this.seenAt > 1000) {
-      this.seenAt = now;
-      requestAnimationFrame(() => this.told({ kind: "seen", seq: last.seq }));
+    this.acknowledge(last.seq);
+  }
+
+  // At most one message a second tells the kernel that somebody sees the frames, the last one too.
+  acknowledge(seq) {
+    this.seq = seq;
+    if (this.acknowledging) {
+      return;
     }
+    this.acknowledging = true;
+    const wait = Math.max(0, 1000 - (performance.now() - this.seenAt));
+    setTimeout(() => requestAnimationFrame(() => {
+      this.acknowledging = false;
+      this.seenAt = performance.now();
+      this.told({ kind: "seen", seq: this.seq });
+    }), wait);
+  }
+
+  // The highest lane whose newest label ends before this one begins.
+  lane(mark) {
+    const pixels = this.place.clientWidth || 600;
+    const ends = this.laneEnds ??= [-Infinity, -Infinity, -Infinity, -Infinity];
+    const free = ends.findIndex((end) => end <= mark.t);
+    const lane = free >= 0 ? free : ends.indexOf(Math.min(...ends));
+    const span = Math.min(this.message.seconds, Math.max(10, mark.t));
+    ends[lane] = mark.t + (mark.text.length * 5.5 + 16) / pixels * span;
+    return 3 - lane;
   }
 
   addMarks(marks) {
@@ -184,7 +211,7 @@ class Picture {
         data.id.push(mark.id);
         data.t.push(mark.t);
         data.text.push(mark.text);
-        data.lane.push(2 - (mark.id % 3));
+        data.lane.push(this.lane(mark));
         this.newest = Math.max(this.newest, mark.t);
       }
     }
@@ -195,10 +222,8 @@ class Picture {
     if (!this.follow) {
       return;
     }
-    this.moving = true;
     const end = Math.max(this.newest, this.message.seconds / 6);
     this.range.setv({ start: Math.max(0, end - this.message.seconds), end: end + end * 0.002 });
-    this.moving = false;
   }
 
   remove() {
