@@ -61,7 +61,7 @@ PARAMETERS = Parameters((
               help="how long the handler of the arm held-completion runs"),
     Parameter("seconds", float, 1.0, "s", 0.2, 600.0,
               help="length of the idle and of the stalled window"),
-    Parameter("repetitions", int, 3, "", 1, 1000, help="rounds; each does all arms once"),
+    Parameter("repetitions", int, 1, "", 1, 1000, help="rounds; each does all arms once"),
     Parameter("entries", int, 256, "SQ entries", 1, 32_768, help="size of the worker's ring"),
     Parameter("setup", str, "auto", "", choices=("auto", "none", "coop", "defer", "sqpoll"),
               help="ring setup flags; auto takes the best that the kernel has without polling"),

@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?P<stamp>\d{8}T\d{6})-(?P<experiment>[a-z0-9][a-z0-9-]*)-[
 _EXPERIMENT = re.compile(r"[a-z0-9][a-z0-9-]*")
 # What the disk or its rights can refuse; anything else in here is a fault of this program.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG,
-             errno.ENOTDIR, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
+             errno.ENOTDIR, errno.EEXIST, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
 # The figures of a window that two runs are compared by, with their units.
 FIGURES = {
     "waits_per_s": "1/s",

@@ -201,6 +201,7 @@ static bool acquire(struct worker *w, struct conn *c)
         return true;
     int64_t how = ask(w, RL_HELD, c);
     if (how == RL_HELD_PARK) {
+        ADD(w->count.held, c->done); /* what waits with the worker is a completion, if any */
         w->ops->lock(c);
         return true;
     }
