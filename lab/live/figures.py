@@ -29,7 +29,7 @@ from lab.plots.series import WHYS as WHY_LOOKS
 from lab.static import Key
 
 ROWS, MARKS = "rows", "marks"
-SECONDS = 60.0
+SECONDS = 40.0
 _HEIGHT = 118
 _LANES = 4
 # The reasons of a wait in few words, with the timeout that each means.
@@ -56,7 +56,7 @@ class Plot:
 def layout() -> tuple[Document, list[Plot]]:
     """The document and its plots, top to bottom. The sources are named ``rows`` and ``marks``."""
     rows = ColumnDataSource({name: [] for name in (*COLUMNS, *map(log_name, RATES))}, name=ROWS)
-    marks = ColumnDataSource({"t": [], "text": [], "lane": []}, name=MARKS)
+    marks = ColumnDataSource({"t": [], "name": [], "text": [], "lane": []}, name=MARKS)
     span = Range1d(start=-SECONDS, end=0.0, name="time")
     plots = [
         _events(marks, span), _rates(rows, span, "log"), _rates(rows, span, "linear"),
@@ -109,12 +109,13 @@ def _step(plot: Any, source: ColumnDataSource, y: str, key: Key, width: float = 
 
 
 def _events(marks: ColumnDataSource, span: Range1d) -> Plot:
+    hover = HoverTool(tooltips=[("@t{0.0} s", "@name")], description="What was done")
     plot = _figure(span, height=60, y_range=Range1d(start=-0.6, end=_LANES - 0.4))
     plot.yaxis.visible = False
     plot.ygrid.grid_line_color = None
-    plot.toolbar.tools = []
-    plot.scatter("t", "lane", source=marks, marker="inverted_triangle", size=7,
-                 fill_color=palette.INK, line_color=None)
+    plot.toolbar.tools = [hover]
+    hover.renderers = [plot.scatter("t", "lane", source=marks, marker="inverted_triangle", size=7,
+                 fill_color=palette.INK, line_color=None)]
     plot.text("t", "lane", "text", source=marks, x_offset=6, text_baseline="middle",
               text_font=style.GLYPH_FONT, text_font_size="10px", text_color=palette.INK)
     return Plot("events", "What was done", (), plot)
@@ -145,7 +146,8 @@ def _rates(rows: ColumnDataSource, span: Range1d, scale: str) -> Plot:
         lines.append(_step(plot, rows, log_name(name) if log else name, key))
     top = _step(plot, rows, log_name("iterations") if log else "iterations", keys[0], 1.1)
     hover.renderers = [top]
-    return Plot(f"rates-{scale}", "Iterations, and waits by reason and timeout", tuple(keys), plot, "1/s")
+    title = "Iterations, and waits by reason and timeout"
+    return Plot(f"rates-{scale}", title, tuple(keys), plot, "1/s")
 
 
 def _cpu(rows: ColumnDataSource, span: Range1d) -> Plot:

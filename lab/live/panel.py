@@ -352,7 +352,7 @@ class LivePanel:
             if pair is not None:
                 self.server.set(None, **{pair[0]: 0 if name == "handler_ms" else pair[1]})
         self.feed.mark(f"arm {arm}")
-        self.board.tell(values=dict(self.values), watch=preset.watch, arm=arm)
+        self.board.tell(values=dict(self.values), watch=preset.watch, arm=arm, refused={})
         return self._play(steps_of(arm, self.values))
 
     def _act(self, name: str, work: Callable[[], str]) -> str:

@@ -159,12 +159,14 @@ class PanelPage {
     if (facts.policy !== undefined && this.policies !== undefined) {
       this.showPolicy(facts.policy);
     }
-    for (const [name, value] of Object.entries(facts.values ?? {})) {
-      this.controls.get(name)?.show(value);
-    }
     if (facts.refused !== undefined) {
       for (const [name, control] of this.controls) {
         control.refuse(facts.refused[name]);
+      }
+    }
+    if (facts.values !== undefined || facts.refused !== undefined) {
+      for (const [name, value] of Object.entries(this.facts.values ?? {})) {
+        this.controls.get(name)?.show(value);
       }
     }
     if (facts.message) {

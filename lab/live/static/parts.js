@@ -111,7 +111,7 @@ class NumberControl {
     if (!busy) {
       const distance = this.spec.stops.map((stop) => Math.abs(stop - value));
       this.slider.value = String(distance.indexOf(Math.min(...distance)));
-      if (document.activeElement !== this.text || !this.refusedText) {
+      if (!this.refusedText) {
         this.write(value);
       }
     }

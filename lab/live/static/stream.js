@@ -79,8 +79,7 @@ class Picture {
   empty() {
     const names = [...this.columns, ...this.message.logs.map((name) => `${name}_log`)];
     this.source.data = Object.fromEntries(names.map((name) => [name, new Float64Array(0)]));
-    this.marks.data = { id: [], t: [], text: [], lane: [] };
-    this.laneEnds = undefined;
+    this.marks.data = { id: [], t: [], name: [], text: [], lane: [] };
   }
 
   watchSelection() {
@@ -184,15 +183,15 @@ class Picture {
     }), wait);
   }
 
-  // The highest lane whose newest label ends before this one begins.
-  lane(mark) {
-    const pixels = this.place.clientWidth || 600;
-    const ends = this.laneEnds ??= [-Infinity, -Infinity, -Infinity, -Infinity];
-    const free = ends.findIndex((end) => end <= mark.t);
-    const lane = free >= 0 ? free : ends.indexOf(Math.min(...ends));
-    const span = Math.min(this.message.seconds, Math.max(10, mark.t));
-    ends[lane] = mark.t + (mark.text.length * 5.5 + 16) / pixels * span;
-    return 3 - lane;
+  // A label has room up to the next mark in its lane; what does not fit is seen by pointing at it.
+  label(data) {
+    const pixels = Math.max(200, (this.place.clientWidth || 600) - 110);
+    const letters = pixels / this.message.seconds / 5.6;
+    data.text = data.name.map((name, i) => {
+      const next = data.lane.indexOf(data.lane[i], i + 1);
+      const room = next < 0 ? Infinity : Math.floor((data.t[next] - data.t[i]) * letters) - 3;
+      return name.length <= room ? name : room < 4 ? "" : `${name.slice(0, room - 1)}…`;
+    });
   }
 
   addMarks(marks) {
@@ -206,15 +205,16 @@ class Picture {
     for (const mark of marks) {
       const at = data.id.indexOf(mark.id);
       if (at >= 0) {
-        data.text[at] = mark.text;
+        data.name[at] = mark.text;
       } else {
         data.id.push(mark.id);
         data.t.push(mark.t);
-        data.text.push(mark.text);
-        data.lane.push(this.lane(mark));
+        data.name.push(mark.text);
+        data.lane.push(3 - mark.id % 4);
         this.newest = Math.max(this.newest, mark.t);
       }
     }
+    this.label(data);
     this.marks.data = data;
   }
 
@@ -222,8 +222,8 @@ class Picture {
     if (!this.follow) {
       return;
     }
-    const end = Math.max(this.newest, this.message.seconds / 6);
-    this.range.setv({ start: Math.max(0, end - this.message.seconds), end: end + end * 0.002 });
+    const end = Math.max(this.newest, this.message.seconds);
+    this.range.setv({ start: end - this.message.seconds, end });
   }
 
   remove() {
