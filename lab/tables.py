@@ -304,19 +304,23 @@ def figure(value: float | None) -> str:
 
 
 def windows_line(run: Run, names: Sequence[str] = ()) -> str:
-    """The lengths of the windows (those named, or all) and the repetitions, as one sentence."""
+    """How long each window (those named, or all) was, and how often, as one sentence."""
     seconds: dict[str, list[float]] = {}
     repetitions: list[int] = []
     for arm in run.arms:
         for name, window in arm["windows"].items():
             if not names or name in names:
-                seconds.setdefault(name, []).append(window["seconds"])
-                repetitions.append(int(window.get("repetitions", 1)))
+                # A merged window is as long as its repetitions together.
+                times = int(window.get("repetitions", 1))
+                seconds.setdefault(name, []).append(window["seconds"] / times)
+                repetitions.append(times)
     if not seconds:
         return ""
     lengths = ", ".join(f"{name} {_span(found)} s" for name, found in seconds.items())
-    times = _span(repetitions)
-    return f"Windows: {lengths}; {times} {'repetition' if times == '1' else 'repetitions'}."
+    count = _span(repetitions)
+    if count == "1":
+        return f"Windows: {lengths}; 1 repetition."
+    return f"Windows: {lengths}, in each of {count} repetitions."
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

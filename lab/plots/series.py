@@ -249,17 +249,21 @@ def _bytes(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
 
 def _shade(plot: style.Plot, frame: pd.DataFrame, named: bool) -> None:
     """Shade the windows; their names stand at the top of the first panel only."""
+    before = 0.0
     for name, start, end in frame.attrs["windows"]:
         plot.add_layout(BoxAnnotation(left=start, right=end, fill_color=palette.window(name),
                                       fill_alpha=1.0, line_color=None, level="image"))
         if named:
-            # The name of a short window ends where the window does, below those of its neighbours.
-            short = end - start < 0.12 * plot.x_range.end
+            # The name of a short window ends where the window does: beside the name of the window
+            # before it, or below that one where it has no room.
+            whole = plot.x_range.end
+            short, below = end - start < 0.12 * whole, before < 0.38 * whole
+            before = end - start
             plot.add_layout(Label(
                 x=end if short else start, y=plot.y_range.end, text=name,
-                x_offset=0 if short else 3, y_offset=-15 if short else -2, text_baseline="top",
-                text_align="right" if short else "left", text_font=style.FONT,
-                text_font_size="11px", text_color=palette.INK))
+                x_offset=0 if short else 3, y_offset=-15 if short and below else -2,
+                text_align="right" if short else "left", text_baseline="top",
+                text_font=style.FONT, text_font_size="11px", text_color=palette.INK))
 
 
 def spans(samples: pd.DataFrame) -> list[tuple[str, float, float]]:

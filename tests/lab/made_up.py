@@ -78,7 +78,7 @@ def _row(arm: str, policy: str) -> dict[str, Any]:
 
 def _window(rate: float, seconds: float = 1.0) -> dict[str, Any]:
     return {
-        "seconds": seconds, "repetitions": 2, "waits_per_s": rate, "iterations_per_s": rate,
+        "seconds": 2 * seconds, "repetitions": 2, "waits_per_s": rate, "iterations_per_s": rate,
         "wasted_per_s": rate if rate > 1000 else 0, "cpu_ms_per_s": rate / 105,
         "process_cpu_ms_per_s": rate / 100, "on_queue_fraction": min(1.0, rate / 1e5),
         "voluntary_switches_per_s": 0 if rate > 1000 else rate,
