@@ -1,7 +1,6 @@
 /* Listening sockets: one a worker, the kernel spreads connections over them. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,13 +14,8 @@
 #endif
 #define BACKLOG 4096
 
-union address {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-};
-
-static int read_address(const char *host, int port, union address *out, socklen_t *size)
+/* A numeric address of either family. */
+int address_read(const char *host, int port, union address *out, socklen_t *size)
 {
     *out = (union address){0};
     if (inet_pton(AF_INET, host, &out->v4.sin_addr) == 1) {
@@ -39,7 +33,7 @@ static int read_address(const char *host, int port, union address *out, socklen_
     return -EINVAL;
 }
 
-static int port_of(int fd)
+int listener_port(int fd)
 {
     union address bound;
     socklen_t size = sizeof bound;
@@ -73,8 +67,9 @@ int listener_sndbuf(int fd, int64_t bytes)
     return 0;
 }
 
-static int listen_on(const union address *address, socklen_t size, bool shared, int64_t sndbuf,
-                     const char **where)
+/* A listening socket; where names the call that failed. shared: others may take the port as well. */
+int listener_open(const union address *address, socklen_t size, bool shared, int64_t sndbuf,
+                  const char **where)
 {
     int on = 1;
     *where = "socket";
@@ -102,10 +97,10 @@ static int listen_on(const union address *address, socklen_t size, bool shared, 
 /* A port that another process shares with SO_REUSEPORT would be taken silently: try it alone. */
 static int probe_port(const union address *address, socklen_t size, const char **where)
 {
-    int fd = listen_on(address, size, false, 0, where);
+    int fd = listener_open(address, size, false, 0, where);
     if (fd < 0)
         return fd;
-    int port = port_of(fd);
+    int port = listener_port(fd);
     close(fd);
     return port;
 }
@@ -117,20 +112,20 @@ int listeners_open(rl_server *server, const char **where)
     const rl_config *config = &server->config;
     bool shared = config->workers > 1;
     *where = "host";
-    int result = read_address(config->host, config->port, &address, &size);
+    int result = address_read(config->host, config->port, &address, &size);
     if (result == 0 && shared)
         result = probe_port(&address, size, where);
     if (result < 0)
         return result;
     int port = shared ? result : config->port;
     for (int i = 0; i < config->workers; i++) {
-        read_address(config->host, port, &address, &size);
-        result = listen_on(&address, size, shared, server->settings[RL_SET_SO_SNDBUF], where);
+        address_read(config->host, port, &address, &size);
+        result = listener_open(&address, size, shared, server->settings[RL_SET_SO_SNDBUF], where);
         if (result < 0)
             return result;
         server->workers[i].listener = result;
         server->workers[i].w.has_listener = true;
-        port = port_of(result);
+        port = listener_port(result);
     }
     server->port = port;
     return 0;

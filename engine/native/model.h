@@ -20,16 +20,10 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "common.h"
 #include "ringlab.h"
 
-#define LOAD(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
-#define STORE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
-/* One writer, so a plain read and a relaxed store: no locked instruction on the hot path. */
-#define ADD(x, v) STORE(x, (x) + (v))
-
 #define RL_IOV_MAX 8
-#define RL_MS INT64_C(1000000)
-#define RL_CACHE_LINE 64
 
 /* ---- bytes on their way out: copied text (heads, small bodies) and slices of the pattern --- */
 

@@ -2,6 +2,7 @@
 /* The ring server around the state machine: threads, listeners, handler pool, sampler. */
 #include <liburing.h>
 
+#include "listener.h"
 #include "model.h"
 #include "sampler.h"
 
@@ -62,4 +63,3 @@ void pool_pause(struct worker *w, int64_t ms);
 
 /* listener.c */
 int listeners_open(rl_server *server, const char **where);
-int listener_sndbuf(int fd, int64_t bytes);
