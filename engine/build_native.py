@@ -1,7 +1,7 @@
 """Builds ``engine._native`` from ``engine/native/``: cffi in API mode, against liburing.
 
-The declarations that Python sees are those of ``engine/native/ringlab.h`` and stand nowhere else;
-that header keeps to the subset of C that cffi parses. Every ``.c`` file beside it is compiled in,
+The declarations that Python sees are those of the contract headers and stand nowhere else; these
+headers keep to the subset of C that cffi parses. Every ``.c`` file beside it is compiled in,
 except stand-alone programs (``main_*.c``, ``fuzz_*.c``, ``test_*.c``).
 
 ``python engine/build_native.py --missing`` names what this machine lacks for the build, one word a
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 MODULE = "engine._native"
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = "engine/native"
-CONTRACT = "ringlab.h"
+# In this order: a later one may use what an earlier one declares.
+CONTRACTS = ("ringlab.h", "relay.h")
 STANDALONE = ("main_", "fuzz_", "test_")
 # A call that liburing has had since 2.3; its absence tells an older header.
 LIBURING_2_3 = "io_uring_prep_send_zc"
 
-# How C asks a policy written in Python: cffi's own kind of declaration, of the type rl_decide, and
-# the only one that the contract does not hold. engine/policy.py defines it.
+# How C asks a policy written in Python: cffi's own kind of declaration, of the types rl_decide and
+# rl_relay_decide, and the only ones that the contract does not hold. engine/own_policy.py defines
+# them.
 PYTHON_CALLS = """
 extern "Python" int64_t rl_python_decide(void *, int, const rl_conn_view *, const rl_loop_view *);
+extern "Python" int64_t rl_python_relay_decide(void *, int, const rl_relay_view *,
+                                               const rl_relay_loop_view *);
 """
 
 WARNINGS = [
@@ -134,11 +138,13 @@ def require_toolchain() -> None:
 
 
 def declarations() -> str:
-    """The text of the contract for cffi: the header less its preprocessor guard line."""
-    path = ROOT / NATIVE / CONTRACT
-    if not path.exists():
-        sys.exit(f"ringlab: the engine cannot be built: {NATIVE}/{CONTRACT} is not there")
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    """The text of the contract for cffi: the headers less their preprocessor guard lines."""
+    lines: list[str] = []
+    for name in CONTRACTS:
+        path = ROOT / NATIVE / name
+        if not path.exists():
+            sys.exit(f"ringlab: the engine cannot be built: {NATIVE}/{name} is not there")
+        lines += path.read_text(encoding="utf-8").splitlines(keepends=True)
     # An empty line in its place keeps the line numbers of cffi's messages right.
     return "".join("\n" if line.startswith("#pragma once") else line for line in lines)
 
@@ -150,9 +156,10 @@ def sources() -> list[str]:
 
 
 def preamble() -> str:
-    """What the generated wrapper starts with: its exceptions from our warnings, and the header."""
+    """What the generated wrapper starts with: its exceptions from our warnings, and the headers."""
     lines = [f'#pragma GCC diagnostic ignored "{flag}"' for flag in GENERATED_CODE_EXCEPTIONS]
-    return "\n".join([*lines, "#include <stdint.h>", f'#include "{CONTRACT}"', ""])
+    includes = [f'#include "{name}"' for name in CONTRACTS]
+    return "\n".join([*lines, "#include <stdint.h>", *includes, ""])
 
 
 def compile_flags() -> list[str]:
