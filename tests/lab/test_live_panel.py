@@ -1,0 +1,364 @@
+"""The panel without a browser: its controls, its clients, its words, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab
+from engine import Policy, RingServer
+from engine.errors import MachineError, UsageError
+from engine.policy import table
+from engine.views import LoopView
+from lab import experiment, mode
+from lab.clients import Client
+from lab.live import controls, measured, opening, presets
+from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels, replaced
+from lab.live.party import brief
+from lab.runs import RunStore
+
+CASE = experiment.load("dirty-list")
+
+
+def panel_of(**options: Any) -> LivePanel:
+    try:
+        made = LivePanel(rate=20, **options)
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    made.watch.hello("test")
+    return made
+
+
+@pytest.fixture
+def panel(tmp_path: Path) -> Iterator[LivePanel]:
+    with panel_of(store=RunStore(tmp_path), seconds=0.4) as made:
+        yield made
+
+
+def wait_until(test: Callable[[], bool], seconds: float = 8.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if test():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def state_is(panel: LivePanel, word: str) -> bool:
+    def test() -> bool:
+        panel.watch.report("seen", "test")
+        strip = panel.board["strip"]
+        return bool(strip and strip["state"] == word)
+
+    return wait_until(test)
+
+
+def done(panel: LivePanel, action: str, **options: Any) -> str:
+    """Presses a button and waits for what the panel says."""
+    before = panel.board["message"]
+    panel.do(action, **options)
+    assert wait_until(lambda: panel.board["message"] not in (None, before)
+                      and panel.board["busy"] == "", 20.0)
+    return str(panel.board["message"]["text"])
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringlab")]
+
+
+# ---- controls -----------------------------------------------------------------------------------
+
+
+def test_controls_are_the_experiment_s_parameters() -> None:
+    made = controls.panel_controls(CASE.parameters)
+    for name, control in made.items():
+        spec = control.spec(control.parameter.default)
+        assert spec["label"]
+        assert spec["effect"]
+        assert "choices" in spec or spec["stops"] == sorted(spec["stops"])
+        if name in CASE.parameters and name not in ("depth", "handler_ms"):
+            assert control.parameter == CASE.parameters[name]
+    assert {"rcvbuf", "response_size", "depth", "sndbuf", "handler_ms", "wait_cap_ms",
+            "clients"} <= set(made)
+
+
+def test_every_decision_is_offered_with_the_shipped_choice_marked(panel: LivePanel) -> None:
+    specs = {spec["name"]: spec for spec in panel.board["policy"]["specs"]}
+    for decision, known in table().items():
+        spec = specs[decision.replace("-", "_")]
+        marked = [option["value"] for option in spec["choices"] if "(shipped)" in option["label"]]
+        assert marked == [choice.name for choice in known.values() if choice.shipped]
+        assert all(option["what"] for option in spec["choices"])
+
+
+def test_every_arm_has_a_preset_with_a_sentence() -> None:
+    made = presets.presets(CASE)
+    assert [preset.arm for preset in made] == [arm.name for arm in CASE.arms]
+    assert all(preset.watch.endswith(".") for preset in made)
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("rcvbuf", 1, "1,024 to 67,108,864 bytes"),
+    ("response_size", "99GiB", "1 to 1,073,741,824 bytes"),
+    ("wait_cap_ms", "soon", "0.1 to 60,000.0 ms"),
+    ("clients", 0, "1 to 64 clients"),
+    ("membership", "perhaps", "choose from: "),
+    ("idle", "tickless", "make no sense together"),
+    ("colour", "red", "unknown control 'colour'"),
+])
+def test_a_wrong_value_is_refused_and_changes_nothing(
+    panel: LivePanel, name: str, value: Any, words: str
+) -> None:
+    before, policy = dict(panel.values), panel.server.policy
+    with pytest.raises(UsageError, match=words):
+        panel.set(**{name: value})
+    panel._received({"kind": "set", "name": name, "value": value})
+    assert wait_until(lambda: words in (panel.board["refused"] or {}).get(name, ""))
+    assert panel.values == before
+    assert panel.server.policy == policy
+
+
+def test_a_control_reaches_the_engine_at_once(panel: LivePanel) -> None:
+    slowest = 0.0
+    for cap in (5.0, 10.0, 20.0, 25.0):
+        begun = time.monotonic()
+        panel._received({"kind": "set", "name": "wait_cap_ms", "value": cap})
+        assert wait_until(lambda cap=cap: panel.server.settings["wait_cap_ms"] == cap)  # type: ignore[misc]
+        slowest = max(slowest, time.monotonic() - begun)
+    assert slowest < 1.0, "a sanity bound; the benchmark measures it"
+
+
+# ---- clients and states -------------------------------------------------------------------------
+
+
+def test_the_strip_says_what_a_measured_run_says(panel: LivePanel) -> None:
+    assert state_is(panel, "idle")
+    done(panel, "preset", arm="async+pipelined")
+    assert state_is(panel, "spins"), panel.board["strip"]
+    row = panel.board["strip"]["rows"][0]
+    assert row["sending"]
+    assert row["listed"]
+    assert (panel.board["strip"]["why"], panel.board["strip"]["timeout"]) == ("list", "0")
+    panel.set(membership="leave")
+    assert state_is(panel, "quiet"), panel.board["strip"]
+    text = done(panel, "measure")
+    assert panel.runs[0].arms[0]["state"] == "quiet", text
+    assert panel.runs[0].arms[0]["policy"] == "membership"
+    assert "async+pipelined" in panel.board["table"]
+    assert panel.party.size == 1, "the panel's own stall is back"
+
+
+def test_a_parked_worker_is_told_from_a_quiet_one_and_a_poke_makes_it_spin(
+    panel: LivePanel,
+) -> None:
+    done(panel, "preset", arm="async")
+    assert state_is(panel, "parked"), panel.board["strip"]
+    assert panel.board["strip"]["mode"] == "3a no timeout"
+    assert "poke answered" in done(panel, "poke")
+    assert state_is(panel, "spins"), panel.board["strip"]
+    assert "every byte in order" in done(panel, "read all")
+    assert state_is(panel, "idle"), panel.board["strip"]
+
+
+def test_stop_is_not_heard_by_a_parked_worker_and_start_again_helps(panel: LivePanel) -> None:
+    done(panel, "preset", arm="async")
+    assert "not honoured" in done(panel, "stop")
+    done(panel, "poke")
+    assert state_is(panel, "stopped"), panel.board["strip"]
+    assert "fresh worker" in done(panel, "start again")
+    assert state_is(panel, "idle")
+    assert panel.board["running"]
+
+
+def test_a_new_receive_buffer_reconnects_a_stalled_client(panel: LivePanel) -> None:
+    done(panel, "preset", arm="async")
+    accepted = panel.server.counters()["accepts"]
+    panel._received({"kind": "set", "name": "rcvbuf", "value": "64KiB"})
+    assert wait_until(lambda: panel.server.counters()["accepts"] == accepted + 1)
+    panel._received({"kind": "auto", "on": False})
+    panel._received({"kind": "set", "name": "rcvbuf", "value": 4096})
+    time.sleep(0.4)
+    assert panel.server.counters()["accepts"] == accepted + 1
+    assert panel.values["rcvbuf"] == 4096
+
+
+def test_several_clients_read_half_close_and_reset(panel: LivePanel) -> None:
+    panel.set(clients=3)
+    assert "3 clients" in done(panel, "stall")
+    assert len(panel.server.connections()) == 3
+    assert "read 196,608 bytes" in done(panel, "read", size=65536)
+    assert "FIN" in done(panel, "half-close")
+    assert "reset 3 connections" in done(panel, "reset")
+    assert "no client is connected" in done(panel, "read all")
+
+
+def test_a_response_that_the_sockets_take_whole_is_said_to_be_no_stall(panel: LivePanel) -> None:
+    panel.set(response_size=1000)
+    assert "Is the response larger" in done(panel, "stall")
+
+
+def test_a_server_of_the_caller_s_stays_his() -> None:
+    try:
+        server = RingServer("shipped", max_connections=64).start()
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    with server, Client(server.host, server.port) as client:
+        made = LivePanel(server)
+        made.close()
+        client.ask("/sync?size=64", 64)
+        assert client.read_all()
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+class Divides(Policy):
+    """A policy with a fault."""
+
+    def timeout(self, loop: LoopView) -> bool:
+        return loop.list_length / 0 > 1
+
+
+def test_an_exception_in_a_python_policy_shows_with_its_line_and_ends_the_worker(
+    panel: LivePanel,
+) -> None:
+    panel.set(policy=Divides)
+    panel.do("stall")
+    assert wait_until(lambda: "ZeroDivisionError" in str(panel.board["message"]))
+    text = panel.board["message"]["text"]
+    line = Divides.timeout.__code__.co_firstlineno + 1
+    assert f"line {line}" in text
+    assert "\n" not in text
+    assert panel.board["message"]["error"]
+    assert wait_until(lambda: panel.board["running"] is False)
+    assert "fresh worker" in done(panel, "start again")
+    assert panel.server.policy.name == "shipped"
+    assert state_is(panel, "idle")
+
+
+def test_a_server_that_is_closed_under_the_panel_is_one_clear_line() -> None:
+    try:
+        server = RingServer("shipped", max_connections=64).start()
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    with server, LivePanel(server) as made:
+        made.watch.hello("test")
+        server.close()
+        assert wait_until(lambda: made.board["message"] is not None)
+        assert made.board["message"]["error"]
+        text = done(made, "stall")
+        assert "\n" not in text
+        assert "Traceback" not in text
+
+
+def test_without_io_uring_the_stepper_is_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: RingServer) -> RingServer:
+        raise MachineError("io_uring is disabled on this machine")
+
+    monkeypatch.setenv(mode.BATCH, "0")
+    monkeypatch.setattr(RingServer, "start", refuse)
+    offered = lab.live()
+    assert isinstance(offered, lab.Stepper)
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "io_uring is disabled" in said
+    assert open_panels() == []
+
+
+def test_brief_is_one_line() -> None:
+    assert brief(ValueError("a\nb")) == "ValueError: a b"
+    assert brief(UsageError("plain")) == "plain"
+
+
+# ---- what is left behind ------------------------------------------------------------------------
+
+
+def test_closing_leaves_no_thread_client_or_socket() -> None:
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    panels = [panel_of(), panel_of()]
+    for made in panels:
+        done(made, "preset", arm="async+pipelined")
+    close_all()
+    assert [made.state for made in panels] == ["closed", "closed"]
+    assert wait_until(lambda: ours() == [])
+    assert open_panels() == []
+    after = {path.name for path in Path("/proc/self/fd").iterdir()}
+    assert len(after - before) <= 1  # the listing itself
+    panels[0].close()
+
+
+def test_a_panel_that_nobody_looks_at_rests_and_wakes_for_a_page() -> None:
+    made = panel_of()
+    try:
+        done(made, "preset", arm="async+pipelined")
+        made.rest()
+        assert made.state == "resting"
+        assert ours() == []
+        made._received({"kind": "hello", "view": "again", "bokeh": True})
+        assert wait_until(lambda: made.state == "open")
+        assert state_is(made, "idle")
+        assert made.values["depth"] == 2, "the controls are as they were"
+    finally:
+        made.close()
+    assert wait_until(lambda: ours() == [])
+
+
+def test_a_cell_that_is_run_again_replaces_its_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replaced(("cell", "run 1"), ("cell", "run 2"))
+    assert not replaced(("cell", "run 1"), ("cell", "run 1")), "two panels in one cell"
+    assert not replaced(("cell", "run 1"), ("other", "run 2"))
+    assert not replaced(None, ("cell", "run 2"))
+    assert opening.this_cell() is None
+
+
+def test_in_a_batch_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(mode.BATCH, "1")
+    assert lab.live() is None
+    assert ours() == []
+
+
+# ---- what is copied -----------------------------------------------------------------------------
+
+
+def test_copied_parameters_repeat_the_measurement() -> None:
+    values = {name: control.parameter.default
+              for name, control in controls.panel_controls(CASE.parameters).items()}
+    from engine import resolve
+
+    plan = measured.plan(CASE, {**values, "rcvbuf": 8192, "depth": 3},
+                         resolve("shipped", membership="leave"), False, False)
+    assert plan.arm == "async+pipelined"
+    assert "-p rcvbuf=8192" in plan.command
+    assert "-p depth=3" in plan.command
+    assert CASE.parameters.resolve(plan.parameters)
+    namespace: dict[str, Any] = {}
+    exec(plan.as_text(), namespace)
+    assert namespace["rcvbuf"] == 8192
+    assert namespace["arms"] == ["async+pipelined"]
+    json.dumps(plan.as_text())
+
+
+def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
+    values = {name: control.parameter.default
+              for name, control in controls.panel_controls(CASE.parameters).items()}
+    from engine import resolve
+
+    with pytest.raises(UsageError, match="no arm for these settings"):
+        measured.plan(CASE, {**values, "route": "sync", "depth": 2}, resolve("shipped"),
+                      False, False)
+    with pytest.raises(UsageError, match="written in Python"):
+        measured.plan(CASE, values, resolve(Divides), False, False)
+
+
+def test_actions_are_known_by_name(panel: LivePanel) -> None:
+    with pytest.raises(UsageError, match="unknown action 'reed'"):
+        panel.do("reed")
+    assert "read all" in ACTIONS
