@@ -146,14 +146,11 @@ bool handler_unlock(struct conn *c)
 void hand_back(struct conn *c, bool more, bool needs_worker)
 {
     struct worker *w = c->worker;
-    bool wake = needs_worker && ask(w, RL_HANDBACK, c);
     pthread_mutex_lock(&w->detach_lock);
     if (!more)
         STORE(c->scheduled, 0);
-    if (!needs_worker && worker_must_look(c)) {
-        needs_worker = true;
-        wake = ask(w, RL_HANDBACK, c);
-    }
+    needs_worker = needs_worker || worker_must_look(c);
+    bool wake = needs_worker && ask(w, RL_HANDBACK, c); /* within the lock: see policy_apply */
     if (needs_worker && !c->queued) {
         STORE(c->queued, 1);
         c->detach_next = NULL;

@@ -152,6 +152,7 @@ struct worker {
     int64_t *settings; /* RL_SETTINGS of them, shared, read relaxed */
     decide_fn decide[RL_DECISIONS];
     const rl_policy *policy; /* the one in force; never changed once it was put here */
+    const rl_policy *wanted; /* put here by whoever sets it, taken before the next drain */
     int32_t max_connections, max_header;
     int64_t stop_grace_ns;
 
@@ -208,6 +209,7 @@ void worker_account(struct worker *w);
 void worker_free(struct worker *w);
 int64_t worker_deadline(const struct worker *w);
 void worker_fail(struct worker *w, int32_t why);
+void worker_nudge(struct worker *w); /* something was stored for it: wake it if it would sleep on */
 
 /* ---- conn.c: the life of a connection ------------------------------------------------------ */
 
@@ -237,5 +239,6 @@ struct request *next_request(struct conn *c);
 
 int policy_check(const rl_policy *policy);
 void policy_apply(struct worker *w, const rl_policy *policy); /* policy outlives the worker */
+bool policy_sleeps(const rl_policy *policy); /* may it sleep until an event? */
 void view_conn(const struct conn *c, rl_conn_view *out);
 void view_loop(const struct worker *w, rl_loop_view *out);

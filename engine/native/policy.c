@@ -148,14 +148,27 @@ int policy_check(const rl_policy *policy)
     return policy->asks && !policy->decide ? -EINVAL : 0;
 }
 
+/*
+ * Under the detach lock, and on the worker just before it drains the queue: a hand-over either asked
+ * the older policy and is found by that drain, or asks this one. The fence pairs with worker_nudge.
+ */
 void policy_apply(struct worker *w, const rl_policy *policy)
 {
+    pthread_mutex_lock(&w->detach_lock);
     __atomic_store_n(&w->policy, policy, __ATOMIC_RELEASE);
     for (int d = 0; d < RL_DECISIONS; d++) {
         bool asked = policy->asks & (1u << d);
         decide_fn fn = asked ? ask_caller : rule_at(d, policy->choice[d])->fn;
         __atomic_store_n(&w->decide[d], fn, __ATOMIC_RELEASE);
     }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&w->detach_lock);
+}
+
+bool policy_sleeps(const rl_policy *policy)
+{
+    bool own = policy->asks & (1u << RL_IDLE);
+    return own || rule_at(RL_IDLE, policy->choice[RL_IDLE])->fn == idle_tickless;
 }
 
 void view_conn(const struct conn *c, rl_conn_view *out)

@@ -26,7 +26,6 @@ struct rl_script {
     int64_t settings[RL_SETTINGS];
     rl_script_config config;
     rl_policy policies[2]; /* the one in force and the one to come */
-    int policy_turn;
     struct peer *peers; /* by client number, which is what the state machine takes for the fd */
     int clients, clients_cap;
     struct completion *queue;

@@ -27,6 +27,7 @@ rl_script *rl_script_new(const rl_script_config *config)
     worker_init(w);
     policy_apply(w, &s->policies[0]);
     worker_begin(w);
+    w->could_block = true; /* no wait was made yet that could not */
     return s;
 }
 
@@ -54,6 +55,7 @@ int rl_script_set(rl_script *s, int setting, int64_t value)
     if (setting < 0 || setting >= RL_SETTINGS || value < 0)
         return -EINVAL;
     s->settings[setting] = value;
+    worker_nudge(&s->w);
     return 0;
 }
 
@@ -61,9 +63,10 @@ int rl_script_policy(rl_script *s, const rl_policy *policy)
 {
     if (policy_check(policy))
         return -EINVAL;
-    s->policy_turn = 1 - s->policy_turn;
-    s->policies[s->policy_turn] = *policy;
-    policy_apply(&s->w, &s->policies[s->policy_turn]);
+    rl_policy *wanted = &s->policies[s->w.policy == &s->policies[0]];
+    *wanted = *policy;
+    s->w.wanted = wanted;
+    worker_nudge(&s->w);
     return 0;
 }
 
@@ -199,9 +202,7 @@ int rl_script_poke(rl_script *s)
 int rl_script_stop(rl_script *s)
 {
     STORE(s->w.stop_asked, 1);
-    const rl_choice *idle = rl_choice_at(RL_IDLE, s->w.policy->choice[RL_IDLE]);
-    if (strcmp(idle->name, "tickless") == 0)
-        s->w.ops->wake(&s->w);
+    worker_nudge(&s->w);
     return 0;
 }
 
@@ -222,7 +223,6 @@ int rl_script_phase(rl_script *s, int phase, rl_wait *wait)
         return -EINVAL;
     if (phase != RL_PHASE_DECIDE) {
         run[phase](&s->w);
-        STORE(s->w.count.list_length, s->w.dirty.length);
         return 0;
     }
     worker_account(&s->w);

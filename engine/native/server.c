@@ -31,19 +31,11 @@ static void started(struct ring_worker *rw, int result, const char *where)
     pthread_mutex_unlock(&server->lock);
 }
 
-static void take_policy(struct ring_worker *rw)
-{
-    const rl_policy *wanted = __atomic_load_n(&rw->wanted, __ATOMIC_ACQUIRE);
-    if (wanted != rw->w.policy)
-        policy_apply(&rw->w, wanted);
-}
-
 static void run_loop(struct ring_worker *rw)
 {
     struct worker *w = &rw->w;
     worker_begin(w);
     while (worker_top(w)) {
-        take_policy(rw);
         worker_decide(w);
         worker_wait(w);
         worker_reap(w);
@@ -135,7 +127,6 @@ static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
     w->stop_grace_ns = server->config.stop_grace_ms * RL_MS;
     worker_init(w);
     policy_apply(w, policy);
-    rw->wanted = policy;
     rw->sampled.copy = copy_counters;
     rw->sampled.of = w;
     server->sampler.sampled[index] = &rw->sampled;
@@ -244,16 +235,10 @@ int rl_server_start(const rl_config *config, rl_server **out, char *where, size_
 
 int rl_server_port(const rl_server *server) { return server->port; }
 
-/* Only a loop that has an eventfd for it is woken: the modelled ones look at their next wake. */
-static void wake_tickless(rl_server *server)
+static void nudge_all(rl_server *server)
 {
-    for (int i = 0; i < server->config.workers; i++) {
-        struct worker *w = &server->workers[i].w;
-        const rl_policy *policy = __atomic_load_n(&w->policy, __ATOMIC_ACQUIRE);
-        const rl_choice *idle = rl_choice_at(RL_IDLE, policy->choice[RL_IDLE]);
-        if (strcmp(idle->name, "tickless") == 0)
-            w->ops->wake(w);
-    }
+    for (int i = 0; i < server->config.workers; i++)
+        worker_nudge(&server->workers[i].w);
 }
 
 int rl_server_set(rl_server *server, int setting, int64_t value)
@@ -269,7 +254,7 @@ int rl_server_set(rl_server *server, int setting, int64_t value)
             result = listener_sndbuf(listener, value);
     }
     pthread_mutex_unlock(&server->lock);
-    wake_tickless(server);
+    nudge_all(server);
     return result;
 }
 
@@ -286,9 +271,9 @@ int rl_server_policy(rl_server *server, const rl_policy *policy)
     pthread_mutex_lock(&server->lock);
     const rl_policy *kept = keep_policy(server, policy);
     for (int i = 0; kept && i < server->config.workers; i++)
-        __atomic_store_n(&server->workers[i].wanted, kept, __ATOMIC_RELEASE);
+        __atomic_store_n(&server->workers[i].w.wanted, kept, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&server->lock);
-    wake_tickless(server);
+    nudge_all(server);
     return kept ? 0 : -ENOMEM;
 }
 
@@ -377,7 +362,7 @@ int rl_server_stop(rl_server *server)
 {
     for (int i = 0; i < server->config.workers; i++)
         STORE(server->workers[i].w.stop_asked, 1);
-    wake_tickless(server);
+    nudge_all(server);
     return 0;
 }
 

@@ -20,7 +20,6 @@ struct ring_worker {
     uint64_t wake_value; /* what the armed read of wake_fd fills */
     struct io_uring_buf_ring *buffers;
     uint8_t *buffer_memory;
-    const rl_policy *wanted; /* put here by rl_server_policy, taken at the next iteration */
     pthread_t thread;
     bool started;
     struct sampled sampled;

@@ -93,6 +93,18 @@ void worker_fail(struct worker *w, int32_t why)
     w->ops->wake(w);
 }
 
+/*
+ * A setting, the wanted policy or the stop flag was stored: a loop that sleeps until an event is
+ * woken for it; the modelled others look at their next wake. Either the policy in force is seen
+ * here, or the worker, having put it in force since, sees what was stored.
+ */
+void worker_nudge(struct worker *w)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (policy_sleeps(__atomic_load_n(&w->policy, __ATOMIC_ACQUIRE)))
+        w->ops->wake(w);
+}
+
 /* ---- the wait ------------------------------------------------------------------------------ */
 
 /* The earliest moment at which the loop itself must act; -1: none. */
@@ -247,8 +259,16 @@ static struct conn *detach_pop(struct worker *w)
     return c;
 }
 
+static void take_policy(struct worker *w)
+{
+    const rl_policy *wanted = __atomic_load_n(&w->wanted, __ATOMIC_ACQUIRE);
+    if (wanted && wanted != w->policy)
+        policy_apply(w, wanted);
+}
+
 void worker_drain(struct worker *w)
 {
+    take_policy(w);
     if (!__atomic_load_n(&w->detach_flag, __ATOMIC_ACQUIRE))
         return;
     for (struct conn *c; (c = detach_pop(w));) {
