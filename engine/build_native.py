@@ -29,7 +29,7 @@ MODULE = "engine._native"
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = "engine/native"
 # In this order: a later one may use what an earlier one declares.
-CONTRACTS = ("ringlab.h", "relay.h")
+CONTRACTS = ("ringlab.h", "relay.h", "waits.h")
 STANDALONE = ("main_", "fuzz_", "test_")
 # A call that liburing has had since 2.3; its absence tells an older header.
 LIBURING_2_3 = "io_uring_prep_send_zc"

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ring_wait.h"
 #include "server.h"
 
 /* Names of a newer liburing; the kernel's own numbers, so that headers of 2.3 are enough. */
@@ -158,41 +159,9 @@ void ring_close(struct ring_worker *rw)
 static int ring_ready(struct worker *w) { return (int)io_uring_cq_ready(&ring_of(w)->ring); }
 static int ring_pending(struct worker *w) { return (int)io_uring_sq_ready(&ring_of(w)->ring); }
 
-/* A zero timeout without a timer: submit, run what the kernel holds back for this task, return. */
-static int poll_once(struct ring_worker *rw)
-{
-    int result = 0;
-    if (io_uring_sq_ready(&rw->ring)) {
-        ADD(rw->w.count.enters, 1);
-        result = io_uring_submit(&rw->ring);
-        if (result < 0 && result != -EBUSY)
-            return result;
-    }
-    ADD(rw->w.count.enters, 1);
-    result = io_uring_get_events(&rw->ring);
-    return result < 0 ? result : (io_uring_cq_ready(&rw->ring) ? 0 : -ETIME);
-}
-
 static int ring_wait(struct worker *w, const rl_wait *wait)
 {
-    struct ring_worker *rw = ring_of(w);
-    if (wait->mode == RL_MODE_SKIP)
-        return 0;
-    if (wait->mode == RL_MODE_TIMED && wait->timeout_ns == 0 && wait->way == RL_EXPIRED_POLL)
-        return poll_once(rw);
-    ADD(w->count.enters, 1);
-    if (wait->mode == RL_MODE_SUBMIT)
-        return io_uring_submit(&rw->ring);
-    if (wait->timeout_ns < 0)
-        return io_uring_submit_and_wait(&rw->ring, 1);
-    struct __kernel_timespec limit = {
-        .tv_sec = wait->timeout_ns / 1000000000,
-        .tv_nsec = wait->timeout_ns % 1000000000,
-    };
-    struct io_uring_cqe *cqe;
-    int result = io_uring_submit_and_wait_timeout(&rw->ring, &cqe, 1, &limit, NULL);
-    /* When something was submitted the count comes back even if the time ran out. */
-    return result >= 0 && !io_uring_cq_ready(&rw->ring) ? -ETIME : result;
+    return ring_make_wait(&ring_of(w)->ring, wait, &w->count.enters);
 }
 
 /* ---- reap ---------------------------------------------------------------------------------- */
