@@ -39,7 +39,7 @@ _STYLE = f"""
 .ringlab-table th[scope=row], .ringlab-table th[scope=rowgroup], .ringlab-table .left {{
   text-align: left !important; }}
 .ringlab-table th[scope=rowgroup] {{ font-weight: 600; }}
-.ringlab-table .wrap {{ white-space: normal !important; width: 60%; }}
+.ringlab-table .wrap {{ white-space: normal !important; min-width: 8em; }}
 .ringlab-table .state {{ display: inline-block; padding: 0 7px; border-radius: 3px;
   font-weight: 600; }}
 .ringlab-table .bad {{ font-weight: 700; color: #A33F00; }}
@@ -213,7 +213,7 @@ def both_tests_table(run: Run) -> Table:
         Column("while stalled", words=True), Column("delivered after it", "bytes"),
         Column("in order", words=True), Column("stop honoured", "within 1 s", words=True),
         Column("write timeout", "honoured", words=True), Column("others wait", "ms"),
-        Column("good?", words=True),
+        Column("good?", words=True, wrap=True),
     ]
     rows = []
     for arm in run.arms:
