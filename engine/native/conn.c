@@ -203,11 +203,8 @@ static bool acquire(struct worker *w, struct conn *c)
     if (how == RL_HELD_PARK) {
         ADD(w->count.held, c->done); /* what waits with the worker is a completion, if any */
         w->ops->lock(c);
+        STORE(w->now, w->ops->now(w)); /* a handler's whole run may have passed */
         return true;
-    }
-    if (how == RL_HELD_LISTED) {
-        conn_list(w, c);
-        return false;
     }
     /* Leave the mark, then try once more: either the handler sees the mark after it unlocks, or
      * the lock is free by now. The fences keep both from missing the other. */
@@ -217,7 +214,10 @@ static bool acquire(struct worker *w, struct conn *c)
         STORE(c->held_mark, 0);
         return true;
     }
-    conn_unlist(w, c);
+    if (how == RL_HELD_LISTED)
+        conn_list(w, c);
+    else
+        conn_unlist(w, c);
     return false;
 }
 
@@ -382,8 +382,10 @@ static void take_request(struct worker *w, struct conn *c, const rl_request *ask
         w->ops->schedule(c, request);
         return;
     }
-    if (ask.handler_ms && ask.status == 200)
+    if (ask.handler_ms && ask.status == 200) {
         w->ops->pause(w, ask.handler_ms); /* a sync handler runs here: everybody waits */
+        STORE(w->now, w->ops->now(w));
+    }
     if (!respond(c, &ask, seq))
         conn_close(w, c, true);
 }
