@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.errors import MachineError, RinglabError
-from lab import console
+from lab import console, wait_commands
 
 if TYPE_CHECKING:
     from lab.experiment import Outcome
@@ -236,6 +236,9 @@ cli.add_command(_Late("serve", help="""The ring server on its own, for other peo
 
 Stops on SIGTERM and SIGINT, and prints its counters then. Faults are asked for by name: without
 --preset it is tickless."""))
+
+
+wait_commands.register(cli)
 
 
 def _print_outcome(outcome: Outcome, as_json: bool) -> None:

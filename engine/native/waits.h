@@ -49,6 +49,7 @@ typedef struct {
     double timed_out;      /* fraction of the waits that ended by their timeout */
     double helper_cpu_ns;  /* CPU time of the helping thread per wait; 0: there is none */
     double own_ns;         /* the bench's own cost in one wait: clock and loop */
+    double strays;         /* timer interrupts per wait that hit another program on the CPU */
     double traced[RL_TRACES];       /* per wait */
     int32_t trace_error[RL_TRACES]; /* 0, or the negative errno for which it was not counted */
     int32_t trace_step[RL_TRACES];  /* enum rl_trace_step: where that came from */

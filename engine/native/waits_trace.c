@@ -28,9 +28,10 @@ static const char *const EVENTS[RL_TRACES] = {
     [RL_TRACE_TIMER_INTERRUPTS] = "events/irq_vectors/local_timer_entry/id",
     [RL_TRACE_SWITCHES] = "events/sched/sched_switch/id",
 };
-/* While the thread sleeps its timer interrupts the idle task. Whom else it may interrupt has
- * timers of his own, which are not to be counted. */
+/* While the thread sleeps its timer interrupts the idle task. If another program runs there, that
+ * one's own timers cannot be told from ours: its interrupts are strays, and counted apart. */
 #define WHILE_IDLE "common_pid == 0"
+#define ALWAYS "common_pid >= 0"
 
 static int detached_tracefs(void)
 {
@@ -109,8 +110,9 @@ static int open_event(struct trace *t, int trace, int tracefs, int cpu)
     t->step[trace] = RL_TRACE_PERF;
     if (trace == RL_TRACE_TIMER_INTERRUPTS) {
         t->idle_fd = open_counter((uint64_t)number, cpu, WHILE_IDLE);
-        if (t->idle_fd < 0)
-            return t->idle_fd;
+        t->cpu_fd = open_counter((uint64_t)number, cpu, ALWAYS);
+        if (t->idle_fd < 0 || t->cpu_fd < 0)
+            return t->idle_fd < 0 ? t->idle_fd : t->cpu_fd;
     }
     return open_counter((uint64_t)number, cpu, NULL);
 }
@@ -119,7 +121,7 @@ static int open_event(struct trace *t, int trace, int tracefs, int cpu)
 void trace_open(struct trace *t, int cpu)
 {
     int tracefs = open_tracefs();
-    t->idle_fd = -1;
+    t->idle_fd = t->cpu_fd = -1;
     for (int i = 0; i < RL_TRACES; i++) {
         int result = open_event(t, i, tracefs, cpu);
         t->fd[i] = result < 0 ? -1 : result;
@@ -148,21 +150,31 @@ static int64_t stop(int fd)
 
 void trace_start(const struct trace *t)
 {
+    start(t->cpu_fd);
     start(t->idle_fd);
     for (int i = 0; i < RL_TRACES; i++)
         start(t->fd[i]);
 }
 
-int64_t trace_stop(const struct trace *t, int trace)
+/* The events since trace_start; strays: timer interrupts that hit others than thread and idle. */
+void trace_stop(const struct trace *t, int64_t counts[RL_TRACES], int64_t *strays)
 {
-    return stop(t->fd[trace]) + (trace == RL_TRACE_TIMER_INTERRUPTS ? stop(t->idle_fd) : 0);
+    for (int i = 0; i < RL_TRACES; i++)
+        counts[i] = stop(t->fd[i]);
+    counts[RL_TRACE_TIMER_INTERRUPTS] += stop(t->idle_fd);
+    *strays = stop(t->cpu_fd) - counts[RL_TRACE_TIMER_INTERRUPTS];
+}
+
+static void close_counter(int fd)
+{
+    if (fd >= 0)
+        close(fd);
 }
 
 void trace_close(struct trace *t)
 {
-    if (t->idle_fd >= 0)
-        close(t->idle_fd);
+    close_counter(t->cpu_fd);
+    close_counter(t->idle_fd);
     for (int i = 0; i < RL_TRACES; i++)
-        if (t->fd[i] >= 0)
-            close(t->fd[i]);
+        close_counter(t->fd[i]);
 }

@@ -7,11 +7,11 @@
 
 struct trace {
     int fd[RL_TRACES]; /* -1: not counted, and error and step say why */
-    int idle_fd;       /* timer interrupts of the CPU while it is idle */
+    int idle_fd, cpu_fd; /* timer interrupts of the CPU: while it is idle, and all of them */
     int32_t error[RL_TRACES], step[RL_TRACES];
 };
 
 void trace_open(struct trace *t, int cpu);
 void trace_start(const struct trace *t);
-int64_t trace_stop(const struct trace *t, int trace); /* events since trace_start */
+void trace_stop(const struct trace *t, int64_t counts[RL_TRACES], int64_t *strays);
 void trace_close(struct trace *t);

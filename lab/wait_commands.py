@@ -1,0 +1,236 @@
+"""``ringlab waits`` and ``ringlab kernel``: what each way to wait costs, here and under QEMU."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engine.errors import UsageError
+from lab import console
+
+if TYPE_CHECKING:
+    from lab.kernel import Comparison
+    from lab.waits import Result
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_ways = click.option("--way", "ways", multiple=True, metavar="WAY",
+                     help="Only this way to wait, such as io_uring_wait_cqe_timeout.")
+_timeouts = click.option("--timeout", "timeouts", multiple=True, metavar="TIME",
+                         help="Only this timeout: 0, 50us, 1ms.")
+_flags = click.option("--flags", multiple=True, metavar="FLAGS",
+                      help="Only these ring flags: none, coop, defer.")
+
+
+def register(group: click.Group) -> None:
+    """Adds the commands of this module."""
+    group.add_command(waits)
+    group.add_command(kernel)
+
+
+@click.command()
+@_ways
+@_timeouts
+@_flags
+@click.option("--napi", "napi", multiple=True, type=click.IntRange(0, 1_000_000), metavar="US",
+              help="Also with NAPI busy polling for so many us, over a veth pair of its own.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True,
+              help="Each measures every row once; the figure is their median.")
+@click.option("--run-ms", type=click.FloatRange(1, 10_000), default=20.0, show_default=True,
+              help="How long a row is measured in a round.")
+@click.option("--no-trace", is_flag=True, help="Do not count timer starts and interrupts.")
+@_json
+def waits(
+    ways: Sequence[str], timeouts: Sequence[str], flags: Sequence[str], napi: Sequence[int],
+    rounds: int, run_ms: float, no_trace: bool, as_json: bool,
+) -> int:
+    """What each way to wait costs on this machine, with nothing to wait for.
+
+    Times are of one wait; the ratio is to epoll_wait with timeout 0, in the same round.
+    """
+    from engine.waits import FLAGS
+    from lab import machine
+    from lab import waits as bench
+    from lab.progress import for_command
+
+    given = [bench.parse_timeout(text) for text in timeouts]
+    plan = bench.Plan(
+        ways=ways, timeouts_ns=given or bench.TIMEOUTS, flags=_known(flags, FLAGS),
+        napi_us=(0, *napi), rounds=rounds, run_s=run_ms / 1e3, trace=not no_trace,
+    )
+    plan.cases()  # an unknown way is told before anything is measured
+    told = machine.describe()
+    with _network(plan.napi_us) as (socket, lacking):
+        result = bench.run(plan, socket=socket, progress=for_command())
+    result.absent += lacking
+    if as_json:
+        click.echo(console.to_json(as_data(result, told)))
+    else:
+        _print(result, told)
+    return 0
+
+
+def _known(asked: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
+    for word in asked:
+        if word not in allowed:
+            raise UsageError(f"unknown ring flags '{word}'; choose from: {', '.join(allowed)}")
+    return tuple(dict.fromkeys(asked)) or allowed
+
+
+@contextlib.contextmanager
+def _network(napi_us: Sequence[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """A connected socket over a NAPI device, when one is needed, or why there is none."""
+    if not any(napi_us):
+        yield -1, []
+        return
+    from lab import napi
+
+    with contextlib.ExitStack() as stack:
+        try:
+            socket, lacking = stack.enter_context(napi.connection()).client.fileno(), []
+        except napi.NoNapi as reason:
+            socket = -1
+            lacking = [{"way": "NAPI busy polling", "flags": "all", "napi_us": us,
+                        "reason": str(reason)} for us in napi_us if us]
+        yield socket, lacking
+
+
+def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of ``ringlab waits --json``."""
+    from lab.waits import kernel_check
+
+    return {
+        "machine": dict(told), "rows": result.rows, "absent": result.absent,
+        "untraced": result.untraced, "warnings": result.warnings,
+        "kernel_check": kernel_check(result.rows), "rounds": result.rounds,
+    }
+
+
+HEADS = ("way", "timeout", "flags", "NAPI us", "us p50", "us p99", "over us", "CPU us", "vol.",
+         "invol.", "timers", "timer irqs", "x epoll 0")
+SIDES = "lllrrrrrrrrrr"
+
+
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of a result as a terminal shows them, grouped by way."""
+    from lab.waits import label
+
+    order = list(dict.fromkeys(row["way"] for row in rows))
+    found = []
+    for row in sorted(rows, key=lambda row: (order.index(row["way"]), row["napi_us"])):
+        found.append((
+            row["way"], label(row["timeout_ns"]), row["flags"], str(row["napi_us"] or "-"),
+            *(figure(row[name]) for name in ("us_p50", "us_p99", "overrun_us_p50", "cpu_us")),
+            *(count(row[name]) for name in ("voluntary_switches", "involuntary_switches",
+                                            "timer_starts", "timer_interrupts")),
+            figure(row["ratio_to_epoll_wait_0"]),
+        ))
+    return found
+
+
+def figure(value: float | None) -> str:
+    """Three digits that matter: 0.009, 0.131, 4.31, 54.2, 1,005."""
+    if value is None:
+        return console.NOTHING
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """Events per wait."""
+    return console.NOTHING if value is None else f"{value:.3f}"
+
+
+def _print(result: Result, told: Mapping[str, Any]) -> None:
+    from lab.waits import kernel_check
+
+    click.echo(console.table(table_rows(result.rows), HEADS, SIDES))
+    click.echo("Per wait. over: past the deadline; vol., invol.: context switches; timers: "
+               "hrtimers started;\ntimer irqs: timer interrupts; x epoll 0: times an epoll_wait "
+               "with timeout 0.")
+    _say(kernel_check(result.rows)["text"])
+    for one in result.absent:
+        _say(f"absent: {one['way']} (flags {one['flags']}): {one['reason']}")
+    for reason in result.untraced.values():
+        _say(f"not counted: {reason}")
+    for line in result.warnings:
+        _say(f"warning: {line}")
+    _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}; "
+         f"median of {result.rounds} rounds")
+
+
+def _say(line: str) -> None:
+    click.echo("\n" + textwrap.fill(line, 100, subsequent_indent="  "))
+
+
+@click.command()
+@click.option("--image", required=True, type=click.Path(path_type=Path), metavar="BZIMAGE",
+              help="The kernel to boot: a bzImage, as in /boot/vmlinuz-VERSION.")
+@click.option("--against", type=click.Path(path_type=Path), metavar="BZIMAGE2",
+              help="A second kernel; the table shows both and their ratio.")
+@_ways
+@_timeouts
+@_flags
+@click.option("--limit", type=click.FloatRange(5, 3600), default=120.0, show_default=True,
+              metavar="S", help="The longest that one kernel may take.")
+@_json
+def kernel(
+    image: Path, against: Path | None, ways: Sequence[str], timeouts: Sequence[str],
+    flags: Sequence[str], limit: float, as_json: bool,
+) -> int:
+    """The same bench in another kernel, booted under QEMU with counted instructions.
+
+    Needs no root and no KVM. One instruction is one virtual nanosecond, so two runs of one image
+    give the same figures; they compare kernels and are not times.
+    """
+    from engine.waits import FLAGS, way
+    from lab import kernel as other
+    from lab import waits as bench
+    from lab.progress import for_command
+
+    plan = bench.Plan(
+        ways=[way(name).name for name in ways], flags=_known(flags, FLAGS) if flags else ("none",),
+        timeouts_ns=[bench.parse_timeout(text) for text in timeouts] or bench.TIMEOUTS,
+    )
+    images = [image] if against is None else [image, against]
+    compared = other.compare(images, plan, limit_s=limit, progress=for_command())
+    if as_json:
+        click.echo(console.to_json(compared.to_dict()))
+    else:
+        _print_kernels(compared)
+    return 0
+
+
+def _print_kernels(compared: Comparison) -> None:
+    for number, one in enumerate(compared.kernels):
+        mark = "ab"[number]
+        click.echo(f"{mark}: {one.image}, Linux {one.release}")
+        click.echo(textwrap.indent(textwrap.fill(one.check["text"], 96), "   "))
+    heads = ("way", "timeout", "flags", "us a", "vol. a", "timers a")
+    rows = [(*_names(row), *_kernel_cells(row["a"])) for row in compared.rows]
+    if len(compared.kernels) > 1:
+        heads += ("us b", "vol. b", "timers b", "b / a")
+        rows = [(*cells, *_kernel_cells(row["b"]), figure(row["ratio"]))
+                for cells, row in zip(rows, compared.rows, strict=True)]
+    click.echo(console.table(rows, heads, "lll" + "r" * (len(heads) - 3)))
+    click.echo("us: thousands of instructions per wait (-icount shift=0), not real time. vol.: "
+               "voluntary switches,\ntimers: hrtimers started, per wait.")
+    for one in compared.absent:
+        click.echo(f"absent in {one['kernel']}: {one['way']}: {one['reason']}")
+
+
+def _names(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    from lab.waits import label
+
+    return row["way"], label(row["timeout_ns"]), row["flags"]
+
+
+def _kernel_cells(row: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    if row is None:
+        return (console.NOTHING,) * 3
+    return figure(row["us_p50"]), count(row["voluntary_switches"]), count(row["timer_starts"])
