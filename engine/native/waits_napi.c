@@ -1,5 +1,7 @@
 /* Busy polling of a network queue from a ring's wait, and what it does to a round trip. */
+#define _GNU_SOURCE /* CPU sets */
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -33,10 +35,31 @@ int napi_register(struct io_uring *ring, uint32_t busy_poll_us, bool prefer)
     return errno == EINVAL ? -EOPNOTSUPP : -errno;
 }
 
+/* The nth of the CPUs that this thread may use, and it alone. */
+static void hold_on(const cpu_set_t *allowed, int nth)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, allowed) || nth--)
+            continue;
+        CPU_SET(cpu, &one);
+        sched_setaffinity(0, sizeof one, &one);
+        return;
+    }
+}
+
+struct echo {
+    int socket;
+    cpu_set_t cpus;
+};
+
 static void *echo_main(void *arg)
 {
-    int socket = *(const int *)arg;
+    const struct echo *e = arg;
+    int socket = e->socket;
     char byte;
+    hold_on(&e->cpus, 1);
     while (recv(socket, &byte, 1, 0) == 1)
         if (send(socket, &byte, 1, MSG_NOSIGNAL) != 1)
             break;
@@ -101,8 +124,8 @@ static int pings(struct io_uring *ring, const rl_ping_case *asked, int64_t *each
 static int ping_on(struct io_uring *ring, const rl_ping_case *asked, rl_ping_figures *out,
                    const char **where)
 {
-    pthread_t echo;
-    int32_t other = asked->sockets[1];
+    pthread_t thread;
+    struct echo echo = {.socket = asked->sockets[1]};
     if (asked->napi_us) {
         *where = "io_uring_register (NAPI)";
         int result = napi_register(ring, (uint32_t)asked->napi_us, asked->prefer);
@@ -111,11 +134,15 @@ static int ping_on(struct io_uring *ring, const rl_ping_case *asked, rl_ping_fig
     }
     *where = "ping-pong";
     int64_t *each = malloc(MOST_PINGS * sizeof *each);
-    int result = each ? -pthread_create(&echo, NULL, echo_main, &other) : -ENOMEM;
+    /* Each end on a CPU of its own, as two machines would be; else they share one now and then. */
+    sched_getaffinity(0, sizeof echo.cpus, &echo.cpus);
+    int result = each ? -pthread_create(&thread, NULL, echo_main, &echo) : -ENOMEM;
     if (result == 0) {
+        hold_on(&echo.cpus, 0);
         result = pings(ring, asked, each, out);
+        sched_setaffinity(0, sizeof echo.cpus, &echo.cpus);
         shutdown(asked->sockets[0], SHUT_WR); /* the echo ends */
-        pthread_join(echo, NULL);
+        pthread_join(thread, NULL);
     }
     free(each);
     return result;

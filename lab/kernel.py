@@ -1,0 +1,311 @@
+"""The wait bench in another kernel: QEMU boots the image, with the bench as its only program.
+
+QEMU counts instructions instead of time (``-icount``): one is one virtual nanosecond. Neither a busy
+host nor the caches change a figure then, so two runs of one image agree to the digit, and what is
+left between two images is what their kernels do. They are not times: an instruction that waits for
+memory, or leaves to a hypervisor, counts as much as one that does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import MachineError, UsageError
+from engine.waits import TRACES, wait_error
+from lab import waits
+from lab.progress import Progress, shown
+
+NATIVE = Path(__file__).resolve().parent.parent / "engine" / "native"
+SOURCES = ("main_waits.c", "waits.c", "waits_helper.c", "waits_measure.c", "waits_napi.c",
+           "waits_trace.c", "ring_wait.c")
+QEMU = "qemu-system-x86_64"
+# Timers of a kernel that has just booted run at the tick, until it trusts its clock.
+SETTLE_S = 3
+RUN_US = 2000
+TRAILER = "TRAILER!!!"
+# What would make two boots differ: addresses, stacks and seeds drawn by chance, the time of day.
+COMMAND_LINE = ("console=ttyS0 quiet panic=-1 nokaslr norandmaps randomize_kstack_offset=off "
+                "random.trust_cpu=off tsc=reliable")
+_ROW, _ABSENT, _KERNEL = "ringlab row ", "ringlab absent ", "ringlab kernel "
+_DONE, _FAILED = "ringlab done", "ringlab failed"
+_LAST_LINES = 6
+# Ways whose second thread would share the machine's one CPU: their figures mean nothing there.
+_TWO_CPUS = ("eventfd_workaround", "eventfd_workaround_spin")
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """What one image measured: rows as those of ``ringlab waits``, and its release."""
+
+    image: Path
+    release: str
+    rows: list[dict[str, Any]]
+    absent: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def check(self) -> dict[str, Any]:
+        """Whether this kernel looks at the clock before it sleeps."""
+        return waits.kernel_check(self.rows)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One or two kernels, row by row; ``ratio`` is the second to the first."""
+
+    kernels: list[KernelFigures]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def absent(self) -> list[dict[str, Any]]:
+        """What any of the kernels lacks, each way once."""
+        return [{"kernel": one.release, **lack} for one in self.kernels for lack in one.absent]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kernels": [{"image": str(one.image), "release": one.release, "rows": one.rows,
+                         "absent": one.absent, "kernel_check": one.check,
+                         "seconds": one.seconds} for one in self.kernels],
+            "rows": self.rows,
+        }
+
+
+def compare(
+    images: Sequence[Path], plan: waits.Plan, *, limit_s: float = 120.0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measures each image, one after the other.
+
+    MachineError, in one line, when a program or an image is missing, the guest dies (with its last
+    console lines), or an image takes longer than ``limit_s`` seconds.
+    """
+    require(images)
+    with tempfile.TemporaryDirectory(prefix="ringlab-kernel-") as name:
+        folder = Path(name)
+        archive = folder / "initramfs"
+        archive.write_bytes(initramfs(build(folder / "init").read_bytes()))
+        total = len(images) * len(plan_cases(plan))
+        with shown(progress or Progress(), total, "kernel") as telling:
+            measured = [measure(image, archive, plan, limit_s, telling) for image in images]
+    return Comparison(measured, side_by_side(measured))
+
+
+def side_by_side(kernels: Sequence[KernelFigures]) -> list[dict[str, Any]]:
+    """The rows of either kernel by way, timeout and flags, as ``a``, ``b`` and their ratio."""
+    keys = dict.fromkeys((row["way"], row["timeout_ns"], row["flags"])
+                         for one in kernels for row in one.rows)
+    rows = []
+    for way, timeout_ns, flags in keys:
+        row: dict[str, Any] = {"way": way, "timeout_ns": timeout_ns, "flags": flags,
+                               "a": None, "b": None, "ratio": None}
+        for mark, one in zip("ab", kernels, strict=False):
+            row[mark] = waits.find(one.rows, way, timeout_ns, flags)
+        if row["a"] and row["b"]:
+            row["ratio"] = row["b"]["us_p50"] / row["a"]["us_p50"]
+        rows.append(row)
+    return rows
+
+
+def require(images: Sequence[Path]) -> None:
+    """Raises MachineError or UsageError for what is missing, before anything is built."""
+    if shutil.which(QEMU) is None:
+        raise MachineError(f"{QEMU} is not installed (apt-get install --no-install-recommends "
+                           "qemu-system-x86; dnf install qemu-system-x86-core)")
+    for image in images:
+        if not image.is_file():
+            raise UsageError(f"there is no kernel image {image}; give a bzImage, such as "
+                             "arch/x86/boot/bzImage of a build or /boot/vmlinuz-VERSION")
+        try:
+            with image.open("rb") as file:
+                file.seek(0x202)
+                magic = file.read(4)
+        except OSError as error:
+            raise MachineError(f"cannot read {image}: {error.strerror}") from None
+        if magic != b"HdrS":
+            raise UsageError(f"{image} is no bzImage (an uncompressed vmlinux will not do)")
+
+
+# ---- the guest's one program ----------------------------------------------------------------------
+
+
+def build(target: Path) -> Path:
+    """The wait bench as a static program; MachineError names what the build lacks."""
+    from engine import build_native
+
+    compiler = build_native.compiler()
+    if not compiler:
+        raise MachineError(f"no C compiler ({build_native.PACKAGES_HINT})")
+    words = [*compiler, "-std=gnu11", "-O2", "-static", f"-I{NATIVE}",
+             *(f"-I{folder}" for folder in build_native.prefix_dirs("include")),
+             *build_native.pkg_config("--cflags"),
+             *(str(NATIVE / name) for name in SOURCES), "-o", str(target),
+             *(f"-L{folder}" for folder in build_native.prefix_dirs("lib")),
+             *(build_native.pkg_config("--static", "--libs") or ["-luring"]), "-lpthread"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MachineError(_build_failure(done.stderr))
+    return target
+
+
+def _build_failure(told: str) -> str:
+    lacking = {"-lc": "the static C library (apt: libc6-dev, dnf: glibc-static)",
+               "-luring": "a static liburing (apt: liburing-dev; conda has none)",
+               "-lpthread": "the static C library (apt: libc6-dev, dnf: glibc-static)"}
+    for library, package in lacking.items():
+        if f"cannot find {library}" in told or f"unable to find library {library}" in told:
+            return f"the guest's program cannot be linked without {package}"
+    lines = [line for line in told.splitlines() if "error" in line] or told.splitlines() or ["?"]
+    return f"the guest's program does not build: {lines[0]}"
+
+
+def initramfs(program: bytes) -> bytes:
+    """A cpio archive (newc) that holds the program as ``/init``, and a console for it to speak."""
+    entries = [
+        _entry("dev", 0o040755), _entry("proc", 0o040755), _entry("sys", 0o040755),
+        _entry("dev/console", 0o020600, device=(5, 1)),
+        _entry("init", 0o100755, program), _entry(TRAILER, 0),
+    ]
+    return b"".join(entries)
+
+
+def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
+    path = name.encode() + b"\0"
+    fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(path), 0)
+    head = b"070701" + b"".join(b"%08X" % field for field in fields) + path
+    return _padded(head) + _padded(content)
+
+
+def _padded(part: bytes) -> bytes:
+    return part + b"\0" * (-len(part) % 4)
+
+
+# ---- the guest ------------------------------------------------------------------------------------
+
+
+def plan_cases(plan: waits.Plan) -> list[waits.Case]:
+    """What a guest measures of a plan: all but NAPI, which needs a network, and what needs two CPUs.
+
+    A plan that names no ways means all of them.
+    """
+    wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us]
+    return [case for case in wanted if case.timeout_ns in plan.timeouts_ns]
+
+
+def command(image: Path, archive: Path, plan: waits.Plan) -> list[str]:
+    """The QEMU command line that boots an image."""
+    cases = plan_cases(plan)
+    arguments = [
+        f"ways={','.join(dict.fromkeys(case.way for case in cases))}",
+        f"timeouts={','.join(str(one) for one in plan.timeouts_ns)}",
+        f"setups={','.join(plan.flags)}", f"run_us={RUN_US}", f"settle_s={SETTLE_S}",
+    ]
+    return [
+        QEMU, "-machine", "q35", "-accel", "tcg", "-cpu", "qemu64", "-smp", "1", "-m", "256",
+        "-icount", "shift=0,sleep=off", "-rtc", "base=2026-01-01,clock=vm", "-nodefaults",
+        "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none", "-net", "none",
+        "-serial", "stdio", "-kernel", str(image), "-initrd", str(archive),
+        "-append", f"{COMMAND_LINE} -- {' '.join(arguments)}",
+    ]
+
+
+def measure(
+    image: Path, archive: Path, plan: waits.Plan, limit_s: float, progress: Progress
+) -> KernelFigures:
+    """Boots one image and reads what it measures."""
+    progress.step(f"{image.name}: booting", 0)
+    begun = time.monotonic()
+    lines: list[str] = []
+
+    def read(line: str) -> None:
+        lines.append(line)
+        if line.startswith((_ROW, _ABSENT)):
+            told = json.loads(line.partition("{")[1] + line.partition("{")[2])
+            progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
+
+    with _guest(command(image, archive, plan)) as process:
+        ended = _console(process, read, begun + limit_s)
+    seconds = time.monotonic() - begun
+    if _DONE not in lines:
+        raise MachineError(_death(image, lines, ended, limit_s))
+    release = next((json.loads(line[len(_KERNEL):])["release"] for line in lines
+                    if line.startswith(_KERNEL)), "?")
+    rows = [json.loads(line[len(_ROW):]) for line in lines if line.startswith(_ROW)]
+    absent = [json.loads(line[len(_ABSENT):]) for line in lines if line.startswith(_ABSENT)]
+    return KernelFigures(image, release, _rows(rows), _absent(absent), seconds)
+
+
+@contextlib.contextmanager
+def _guest(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def _console(
+    process: subprocess.Popen[bytes], read: Callable[[str], None], until: float
+) -> bool:
+    """Hands on the console's lines to its end; False when the time was up before that."""
+    assert process.stdout is not None
+    descriptor, rest = process.stdout.fileno(), b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(descriptor, selectors.EVENT_READ)
+        while True:
+            if not ready.select(max(0.0, until - time.monotonic())):
+                return False
+            got = os.read(descriptor, 65536)
+            *whole, rest = (rest + got).split(b"\n")
+            for line in whole if got else [*whole, rest]:
+                read(line.decode(errors="replace").strip("\r\0 "))
+            if not got:
+                return True
+
+
+def _death(image: Path, lines: Sequence[str], ended: bool, limit_s: float) -> str:
+    failed = [json.loads(line[len(_ABSENT):]) for line in lines if line.startswith(_ABSENT)]
+    failed = [one for one in failed if one["error"] != -95]
+    if _FAILED in lines and failed:
+        error = wait_error(-failed[0]["error"], failed[0]["where"])
+        return f"{image.name}: a measurement failed in the guest: {error}"
+    what = "the guest died" if ended else f"not done after {limit_s:.0f} s (see --limit)"
+    told = [line for line in lines if line and not line.startswith("ringlab ")][-_LAST_LINES:]
+    last = " | ".join(told) or "it printed nothing: no serial console (CONFIG_SERIAL_8250_CONSOLE)"
+    return f"{image.name}: {what}; its console ends: {last}"
+
+
+def _rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The guest's rows in the form of ``ringlab waits``, with ratios to its own epoll_wait."""
+    base = next((row["ns_p50"] for row in told
+                 if (row["way"], row["timeout_ns"]) == (waits.BASE.way, 0)), None)
+    return [{
+        "way": row["way"], "timeout_ns": row["timeout_ns"], "flags": row["flags"], "napi_us": 0,
+        "us_p50": row["ns_p50"] / 1e3, "us_p99": row["ns_p99"] / 1e3,
+        "overrun_us_p50": (row["ns_p50"] - row["timeout_ns"]) / 1e3, "cpu_us": row["cpu_ns"] / 1e3,
+        "voluntary_switches": row["voluntary"], "involuntary_switches": row["involuntary"],
+        **{name: row[name] for name in TRACES},
+        "ratio_to_epoll_wait_0": row["ns_p50"] / base if base else None,
+        "waits": row["waits"],
+    } for row in told]
+
+
+def _absent(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = {(one["way"], one["flags"], one["where"]): None for one in told}
+    return [{"way": way, "flags": flags, "napi_us": 0, "reason": reason}
+            for way, flags, reason in found]
