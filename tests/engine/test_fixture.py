@@ -8,6 +8,7 @@ request and for two pipelined ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def connect(script: Script) -> int:
     return slot
 
 
-def stall(policy: str = "shipped", **choices: str) -> Stalled:
+def stall(policy: str = "shipped", **choices: Any) -> Stalled:
     """One async request; the socket takes a part of the response and no more."""
     script = Script(policy, response_size=RESPONSE, **choices)
     slot = connect(script)
