@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.counters import flatten, flatten_array
     from engine.policy import PRESETS, Policy, ResolvedPolicy, resolve
+    from engine.relay import SpliceRelay
+    from engine.relay_policy import RelayPolicy
+    from engine.relay_script import RelayScript
+    from engine.relay_views import RelayLoopView, SessionView
     from engine.script import Script
     from engine.server import RingServer
     from engine.views import ConnView, LoopView, RingInfo, Wait
@@ -20,10 +24,15 @@ __all__ = [
     "ConnView",
     "LoopView",
     "Policy",
+    "RelayLoopView",
+    "RelayPolicy",
+    "RelayScript",
     "ResolvedPolicy",
     "RingInfo",
     "RingServer",
     "Script",
+    "SessionView",
+    "SpliceRelay",
     "Wait",
     "flatten",
     "flatten_array",
@@ -37,6 +46,11 @@ _HOMES = {
     "resolve": "policy",
     "RingServer": "server",
     "Script": "script",
+    "SpliceRelay": "relay",
+    "RelayPolicy": "relay_policy",
+    "RelayScript": "relay_script",
+    "RelayLoopView": "relay_views",
+    "SessionView": "relay_views",
     "ConnView": "views",
     "LoopView": "views",
     "RingInfo": "views",

@@ -1,4 +1,4 @@
-"""The native server's handle: who may use it when, and that it is ended exactly once."""
+"""A native engine's handle: who may use it when, and that it is ended exactly once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.binding import native, text
@@ -17,31 +18,47 @@ from engine.startup import start_error
 _WHERE_BYTES = 64
 
 
+@dataclass(frozen=True)
+class Calls:
+    """The native calls of one kind of engine: ``calls("start")`` is ``rl_server_start``."""
+
+    handle: str
+    """The C type of its handle, with which the names of its calls begin."""
+    policy: str
+    """The C type of its policy."""
+    named: dict[str, str] = field(default_factory=dict)
+    """Calls whose name would be that of a type."""
+
+    def __call__(self, name: str) -> Any:
+        return getattr(native()[1], f"{self.handle}_{self.named.get(name, name)}")
+
+
 class NativeServer:
-    """Owns one ``rl_server``. Knows nothing of the RingServer, so that it can outlive it in a
-    finalizer.
+    """Owns one native engine. Knows nothing of the Python object that uses it, so that it can
+    outlive that one in a finalizer.
 
     One lock is held around every call: no call can meet a handle that another thread has freed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls) -> None:
         ffi, _ = native()
+        self._calls = calls
         self._lock = threading.RLock()
         self._pid = os.getpid()
         # The engine writes the handle into memory that we hold already: an interrupt that arrives
         # while it starts finds it here.
-        self._out = ffi.new("rl_server **")
-        # Weak: a policy may refer to its RingServer, which a finalizer that held the policy would
+        self._out = ffi.new(f"{calls.handle} **")
+        # Weak: a policy may refer to its engine, which a finalizer that held the policy would
         # then keep alive for ever.
         self._callers: list[weakref.ref[Caller]] = []
         self.told = False
 
     def start(self, config: Any) -> None:
         """Starts the engine; raises MachineError, UsageError or EngineError, all of one line."""
-        ffi, lib = native()
+        ffi, _ = native()
         where = ffi.new("char[]", _WHERE_BYTES)
         with self._lock:
-            result = lib.rl_server_start(config, self._out, where, _WHERE_BYTES)
+            result = self._calls("start")(config, self._out, where, _WHERE_BYTES)
         if result < 0:
             raise start_error(-result, text(where), config)
 
@@ -56,7 +73,7 @@ class NativeServer:
 
     @contextlib.contextmanager
     def use(self, *, check_first: bool = True) -> Iterator[Any]:
-        """The ``rl_server *``, for the length of the block."""
+        """The native handle, for the length of the block."""
         refuse_inside()
         with self._lock:
             if not self.open:
@@ -67,9 +84,8 @@ class NativeServer:
 
     def check(self) -> None:
         """Raises the PolicyError or EngineError that stopped the engine, if one did."""
-        _, lib = native()
         with self._lock:
-            failed = lib.rl_server_failed(self._out[0]) if self.open else 0
+            failed = self._calls("failed")(self._out[0]) if self.open else 0
             try:
                 self._raise_policy_error(failed)
             except PolicyError:
@@ -96,7 +112,6 @@ class NativeServer:
             self._close()
 
     def _close(self, _alive: object = None) -> None:
-        _, lib = native()
         with self._lock:
             server = self._out[0]
             if not self.open:
@@ -104,7 +119,7 @@ class NativeServer:
             # An interrupt is delivered when a call returns, so not between these two but after the
             # first: the handle is forgotten exactly when it was freed.
             try:
-                lib.rl_server_close(server)
+                self._calls("close")(server)
             finally:
                 self._out[0] = native()[0].NULL
 

@@ -7,22 +7,8 @@ from functools import cache
 from typing import Any
 
 from engine.binding import native, words
+from engine.decisions import Decisions, Policy, ResolvedPolicy, method_name
 from engine.errors import PolicyError, UsageError
-from engine.policy import Policy, ResolvedPolicy, method_name, table
-from engine.views import conn_view, loop_view
-
-# Decisions that are yes (1) or no (0), with the words that mean so, and those that choose a way.
-_NO_YES = {
-    "membership": ("leave", "listed"),
-    "timeout": (),
-    "send-wait": ("timed", "untimed"),
-    "direct-write": ("behind-send", "at-once"),
-    "handback": ("no-wake", "wake"),
-}
-_WAYS = {"held": "rl_held", "expired": "rl_expired"}
-# What each method is shown; the other decisions are about the loop.
-_OF_CONN = ("membership", "direct-write", "held", "handback")
-_MOST_SECONDS = 86_400.0
 
 _running = threading.local()
 
@@ -46,7 +32,8 @@ class Caller:
 
     def __init__(self, policy: Policy) -> None:
         ffi, _ = native()
-        _install()
+        self.of = policy.family()
+        _install(self.of.callback)
         self.policy = policy
         self.error: BaseException | None = None
         """The first failure: what a method raised, or the PolicyError about what it returned."""
@@ -54,7 +41,7 @@ class Caller:
         self.handle = ffi.new_handle(self)
         self._methods = {
             number: (decision, getattr(policy, method_name(decision)))
-            for number, decision in enumerate(words("rl_decision"))
+            for number, decision in enumerate(words(self.of.enum))
             if decision in policy.decisions()
         }
 
@@ -63,13 +50,14 @@ class Caller:
         """Bit d is set when decision d is asked."""
         return sum(1 << number for number in self._methods)
 
-    def answer(self, number: int, conn: Any, loop: Any) -> int:
+    def answer(self, number: int, subject: Any, loop: Any) -> int:
         """The answer to one decision as the engine takes it; never raises."""
         _running.depth = getattr(_running, "depth", 0) + 1
         decision = ""
         try:
             decision, method = self._methods[number]
-            shown = conn_view(conn) if decision in _OF_CONN else loop_view(loop)
+            about_loop = decision in self.of.of_loop
+            shown = self.of.show_loop(loop) if about_loop else self.of.show(subject)
             return self._checked(decision, method(shown))
         # Nothing may pass into C, not even SystemExit; check() brings it to the user.
         except BaseException as error:
@@ -80,11 +68,14 @@ class Caller:
             _running.depth -= 1
 
     def _checked(self, decision: str, value: Any) -> int:
-        number = _number(decision, value)
+        answer = self.of.answers[decision]
+        # A NumPy scalar is as good as the number that it holds.
+        plain = value.item() if not isinstance(value, str) and hasattr(value, "item") else value
+        number = answer.number(plain)
         if number is not None:
             return number
         raise PolicyError(
-            f"policy {self._where(decision)} returned {value!r:.80}; allowed: {_allowed(decision)}"
+            f"policy {self._where(decision)} returned {value!r:.80}; allowed: {answer}"
         )
 
     def _where(self, decision: str) -> str:
@@ -101,55 +92,30 @@ class Caller:
             ) from self.error
 
 
-def _number(decision: str, value: Any) -> int | None:
-    """The engine's number for an answer, or None when it is not allowed."""
-    if not isinstance(value, str) and hasattr(value, "item"):
-        value = value.item()  # a NumPy scalar
-    if decision in _NO_YES:
-        if isinstance(value, bool):
-            return int(value)
-        return _NO_YES[decision].index(value) if value in _NO_YES[decision] else None
-    if decision in _WAYS:
-        ways = words(_WAYS[decision])
-        return ways.index(value) if value in ways else None
-    if value is None:
-        return -1
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return round(value * 1e9) if is_number and 0 <= value <= _MOST_SECONDS else None
-
-
-def _allowed(decision: str) -> str:
-    if decision in _NO_YES:
-        return ", ".join(["True", "False", *map(repr, _NO_YES[decision])])
-    if decision in _WAYS:
-        return ", ".join(map(repr, words(_WAYS[decision])))
-    return f"seconds from 0 to {_MOST_SECONDS:g}, or None for no timeout"
-
-
 @cache
-def _install() -> None:
-    """Defines the C function that the engine calls: once per process."""
+def _install(callback: str) -> None:
+    """Defines the C function that an engine calls: once per process."""
     ffi, lib = native()
 
-    def rl_python_decide(handle: Any, decision: int, conn: Any, loop: Any) -> int:
+    def decide(handle: Any, decision: int, subject: Any, loop: Any) -> int:
         caller: Caller = ffi.from_handle(handle)
-        return caller.answer(decision, conn, loop)
+        return caller.answer(decision, subject, loop)
 
-    ffi.def_extern(error=lib.RL_POLICY_FAILED)(rl_python_decide)
+    ffi.def_extern(name=callback, error=lib.RL_POLICY_FAILED)(decide)
 
 
-def fill(c_policy: Any, resolved: ResolvedPolicy) -> Caller | None:
-    """Writes ``resolved`` into a ``rl_policy``.
+def fill(of: Decisions, c_policy: Any, resolved: ResolvedPolicy) -> Caller | None:
+    """Writes ``resolved`` into the C policy of that engine.
 
     Returns the Caller to keep alive, or None when the engine asks nobody.
     """
     ffi, lib = native()
-    for number, (decision, choices) in enumerate(table().items()):
+    for number, (decision, choices) in enumerate(of.table().items()):
         name = resolved.choices[decision]
         # Where the policy decides itself, the index is not used but must be a valid one.
         c_policy.choice[number] = choices[name].index if name in choices else 0
     caller = None if resolved.custom is None else Caller(resolved.custom)
     c_policy.asks = caller.mask if caller else 0
-    c_policy.decide = lib.rl_python_decide if caller else ffi.NULL
+    c_policy.decide = getattr(lib, of.callback) if caller else ffi.NULL
     c_policy.self = caller.handle if caller else ffi.NULL
     return caller

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from engine.binding import words
@@ -87,19 +87,56 @@ START: dict[str, Range | Words] = {
 Setting = int | float | str
 
 
-def defaults() -> dict[str, Setting]:
-    """Every live setting at its default."""
-    return {name: entry.default for name, entry in LIVE.items()}
+@dataclass(frozen=True)
+class Tables:
+    """The settings of one engine: what set() takes while it runs, and what only a start takes."""
 
+    live: Mapping[str, Range | Words]
+    start: Mapping[str, Range | Words]
+    keys: str
+    """The C enum of the live settings."""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """Live settings whose names are not those of the enum."""
 
-def check_live(given: Mapping[str, Any]) -> dict[str, Setting]:
-    """``given`` in the engine's spelling; UsageError for an unknown name or a wrong value."""
-    return _check(LIVE, "setting", given)
+    def defaults(self) -> dict[str, Setting]:
+        """Every live setting at its default."""
+        return {name: entry.default for name, entry in self.live.items()}
 
+    def check_live(self, given: Mapping[str, Any]) -> dict[str, Setting]:
+        """``given`` in the engine's spelling; UsageError for an unknown name or a wrong value."""
+        return _check(self.live, "setting", given)
 
-def check_start(given: Mapping[str, Any]) -> dict[str, Setting]:
-    """The same for the parameters of a start."""
-    return _check(START, "parameter", given)
+    def check_start(self, given: Mapping[str, Any]) -> dict[str, Setting]:
+        """The same for the parameters of a start."""
+        return _check(self.start, "parameter", given)
+
+    def check_keywords(
+        self, given: Mapping[str, Any], decisions: Collection[str]
+    ) -> dict[str, Any]:
+        """``given`` when every name is a decision; UsageError for one that is nothing at all."""
+        for name in given:
+            if name.replace("-", "_") not in decisions:
+                raise unknown("parameter", name, [*self.live, *self.start, *decisions])
+        return dict(given)
+
+    @cached_property
+    def _key_of(self) -> dict[str, int]:
+        names = [word.replace("-", "_") for word in words(self.keys)]
+        return {self.spelled.get(name, name): key for key, name in enumerate(names)}
+
+    def to_native(self, name: str, value: Setting) -> tuple[int, int]:
+        """``(key, value)`` of a checked live setting, as the engine takes it."""
+        entry = self.live[name]
+        if isinstance(entry, Words):
+            return self._key_of[name], words(entry.enum).index(str(value))
+        number = round(float(value) * _NS_PER_MS) if entry.real else int(value)
+        return self._key_of[name], number
+
+    def fill(self, c_settings: Any, settings: Mapping[str, Setting]) -> None:
+        """Writes all live settings into the ``settings`` array of a C configuration."""
+        for name, value in settings.items():
+            key, number = self.to_native(name, value)
+            c_settings[key] = number
 
 
 def _check(
@@ -113,25 +150,29 @@ def _check(
     return out
 
 
-@cache
-def _keys() -> dict[str, int]:
-    names = [word.replace("-", "_") for word in words("rl_setting")]
-    return {"wait_cap_ms" if name == "cap_ns" else name: key for key, name in enumerate(names)}
+RING = Tables(LIVE, START, "rl_setting", spelled={"cap_ns": "wait_cap_ms"})
 
+_TIMEOUT = Range(0, 0, 3_600_000, "ms (0: none)")
+_SNDBUF = LIVE["so_sndbuf"]
 
-def to_native(name: str, value: Setting) -> tuple[int, int]:
-    """``(key, value)`` of a checked live setting, as the engine takes it."""
-    entry = LIVE[name]
-    if isinstance(entry, Words):
-        return _keys()[name], words(entry.enum).index(str(value))
-    return _keys()[name], round(float(value) * _NS_PER_MS) if entry.real else int(value)
-
-
-def fill(c_settings: Any, settings: Mapping[str, Setting]) -> None:
-    """Writes all live settings into the ``settings`` array of a C configuration."""
-    for name, value in settings.items():
-        key, number = to_native(name, value)
-        c_settings[key] = number
+RELAY = Tables(
+    live={
+        "client_timeout_ms": _TIMEOUT,
+        "server_timeout_ms": _TIMEOUT,
+        "connect_timeout_ms": Range(5_000, 0, 3_600_000, "ms (0: none)"),
+        "so_sndbuf": _SNDBUF,
+        "origin_sndbuf": _SNDBUF,
+    },
+    start={
+        "port": START["port"],
+        "max_sessions": Range(1024, 1, 1_000_000, "sessions"),
+        "max_head": Range(8192, 64, 15_360, "bytes"),
+        "stop_grace_ms": START["stop_grace_ms"],
+        "sample_hz": START["sample_hz"],
+        "sample_seconds": START["sample_seconds"],
+    },
+    keys="rl_relay_setting",
+)
 
 
 def enum_value(entry: Range | Words, word: Setting) -> int:
@@ -139,7 +180,7 @@ def enum_value(entry: Range | Words, word: Setting) -> int:
     return words(entry.enum).index(str(word)) if isinstance(entry, Words) else int(word)
 
 
-def check_host(host: Any) -> str:
+def check_host(host: Any, name: str = "host") -> str:
     """A numeric address, as given; UsageError for a name, which the engine does not resolve."""
     try:
         if "%" in str(host):
@@ -147,15 +188,7 @@ def check_host(host: Any) -> str:
         ipaddress.ip_address(str(host))
     except ValueError:
         raise UsageError(
-            f"host={str(host)!r:.60} is not a numeric address; give one such as 127.0.0.1 or ::1 "
+            f"{name}={str(host)!r:.60} is not a numeric address; give one such as 127.0.0.1 or ::1 "
             "(names are not resolved)"
         ) from None
     return str(host)
-
-
-def check_keywords(given: Mapping[str, Any], decisions: Collection[str]) -> dict[str, Any]:
-    """``given`` when every name of it is a decision; UsageError for one that is nothing at all."""
-    for name in given:
-        if name.replace("-", "_") not in decisions:
-            raise unknown("parameter", name, [*LIVE, *START, *decisions])
-    return dict(given)

@@ -14,8 +14,7 @@ from engine import own_policy, parameters
 from engine.binding import native, words
 from engine.errors import UsageError, check
 from engine.parameters import Setting
-from engine.policy import ResolvedPolicy, method_name, resolve, table
-from engine.server import AnyPolicy, decision_methods
+from engine.policy import RING, AnyPolicy, ResolvedPolicy, method_name
 from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_view
 
 _OUTPUT_BYTES = 1 << 20  # that one native call copies
@@ -46,7 +45,7 @@ class Script:
         **settings: Any,
     ) -> None:
         ffi, lib = native()
-        start = parameters.check_start(
+        start = parameters.RING.check_start(
             {
                 "entries": sq_entries,
                 "max_connections": max_connections,
@@ -55,17 +54,17 @@ class Script:
             }
         )
         live = {name: settings.pop(name) for name in list(settings) if name in parameters.LIVE}
-        choices = parameters.check_keywords(settings, decision_methods())
-        self._settings = parameters.defaults() | parameters.check_live(live)
-        self._policy = resolve(policy, **choices)
+        choices = parameters.RING.check_keywords(settings, RING.methods())
+        self._settings = parameters.RING.defaults() | parameters.RING.check_live(live)
+        self._policy = RING.resolve(policy, **choices)
         self._callers: list[own_policy.Caller] = []
         config = ffi.new("rl_script_config *")
         config.sq_entries = int(start.pop("entries"))
         config.multishot_recv = bool(multishot_recv)
         for name, value in start.items():
             setattr(config, name, int(value))
-        parameters.fill(config.settings, self._settings)
-        self._keep(own_policy.fill(config.policy, self._policy))
+        parameters.RING.fill(config.settings, self._settings)
+        self._keep(own_policy.fill(RING, config.policy, self._policy))
         made = lib.rl_script_new(config)
         if made == ffi.NULL:
             check(-errno.ENOMEM, "make a script")
@@ -99,18 +98,18 @@ class Script:
     def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
         """Changes settings, the policy, or single decisions of it: see :meth:`RingServer.set`."""
         ffi, lib = native()
-        known = [method_name(decision) for decision in table()]
+        known = RING.methods()
         choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
-        for name, value in parameters.check_live(changes).items():
+        for name, value in parameters.RING.check_live(changes).items():
             self._call(
                 f"set {name}={value}",
-                lib.rl_script_set(self._script, *parameters.to_native(name, value)),
+                lib.rl_script_set(self._script, *parameters.RING.to_native(name, value)),
             )
             self._settings[name] = value
         if policy is not None or choices:
-            resolved = resolve(self._policy if policy is None else policy, **choices)
+            resolved = RING.resolve(self._policy if policy is None else policy, **choices)
             c_policy = ffi.new("rl_policy *")
-            self._keep(own_policy.fill(c_policy, resolved))
+            self._keep(own_policy.fill(RING, c_policy, resolved))
             self._call("set the policy", lib.rl_script_policy(self._script, c_policy))
             self._policy = resolved
 

@@ -1,0 +1,256 @@
+"""The scripted relay: the same state machine with no kernel beneath it, in virtual time.
+
+What clients, the origin and the kernel would do, the script does, one call each; what the relay
+makes of it can be looked at after every handler. It needs nothing of the machine.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from engine import own_policy, parameters
+from engine.binding import native, words
+from engine.counters import RELAY as LAYOUT
+from engine.counters import flatten
+from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
+from engine.errors import UsageError, check
+from engine.parameters import Range, Setting
+from engine.relay_policy import RELAY
+from engine.relay_views import (
+    HandlerRun,
+    RelayLoopView,
+    RelayWait,
+    SessionView,
+    SocketView,
+    handler_run,
+    relay_loop_view,
+    relay_wait,
+    session_view,
+    socket_view,
+)
+
+_OUTPUT_BYTES = 1 << 20  # that one native call copies
+_ENDS = {-errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
+ROOM = 1 << 40
+
+
+class RelayScript:
+    """One relay on the scripted backend.
+
+    :param policy: a preset's name, a mapping, or a :class:`engine.RelayPolicy`; single decisions
+        can be given as keywords.
+    :param pipe_size: bytes that a pipe holds.
+    :param auto_connect: False: a connect waits for :meth:`connected`.
+    :param room: bytes that a new socket takes before EAGAIN.
+    :param settings: live settings of the relay (``client_timeout_ms``, ...) and decisions.
+
+    Sockets are numbered from 0 in the order in which they came to be, clients and origins alike.
+    Every method raises the PolicyError that stopped the relay, if one did, and EngineError for a
+    call that does not fit.
+    """
+
+    def __init__(
+        self,
+        policy: AnyPolicy = "before",
+        *,
+        max_sessions: int = 64,
+        max_head: int = 8192,
+        stop_grace_ms: int = 250,
+        pipe_size: int = 65_536,
+        auto_connect: bool = True,
+        room: int = ROOM,
+        **settings: Any,
+    ) -> None:
+        ffi, lib = native()
+        start = parameters.RELAY.check_start(
+            {"max_sessions": max_sessions, "max_head": max_head, "stop_grace_ms": stop_grace_ms}
+        )
+        names = [name for name in settings if name in parameters.RELAY.live]
+        live = {name: settings.pop(name) for name in names}
+        choices = parameters.RELAY.check_keywords(settings, RELAY.methods())
+        self._settings = parameters.RELAY.defaults() | parameters.RELAY.check_live(live)
+        self._policy = RELAY.resolve(policy, **choices)
+        self._callers: list[own_policy.Caller] = []
+        config = ffi.new("rl_relay_script_config *")
+        config.pipe_size = int(Range(65_536, 1, 2**30, "bytes").check("pipe_size", pipe_size))
+        config.room = int(Range(ROOM, 0, 2**62, "bytes").check("room", room))
+        config.auto_connect = bool(auto_connect)
+        for name, value in start.items():
+            setattr(config, name, int(value))
+        parameters.RELAY.fill(config.settings, self._settings)
+        self._keep(own_policy.fill(RELAY, config.policy, self._policy))
+        made = lib.rl_relay_script_new(config)
+        if made == ffi.NULL:
+            check(-errno.ENOMEM, "make a script")
+        self._script = ffi.gc(made, lib.rl_relay_script_free)
+        self.wait_decided: RelayWait | None = None
+
+    def _keep(self, caller: own_policy.Caller | None) -> None:
+        if caller is not None:
+            self._callers.append(caller)
+
+    def _call(self, name: str, *given: Any) -> int:
+        result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *given)
+        self.check()
+        return check(result, name)
+
+    def check(self) -> None:
+        """Raises the PolicyError (its cause: what the policy raised) that stopped the relay."""
+        for caller in self._callers:
+            caller.raise_error()
+
+    # -- settings and policy --------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """The live settings, by name."""
+        return dict(self._settings)
+
+    @property
+    def policy(self) -> ResolvedPolicy:
+        """The policy in force."""
+        return self._policy
+
+    def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
+        """Changes settings, the policy, or single decisions of it: see :meth:`Engine.set`."""
+        ffi, _ = native()
+        known = RELAY.methods()
+        choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
+        for name, value in parameters.RELAY.check_live(changes).items():
+            self._call("set", *parameters.RELAY.to_native(name, value))
+            self._settings[name] = value
+        if policy is not None or choices:
+            resolved = RELAY.resolve(self._policy if policy is None else policy, **choices)
+            c_policy = ffi.new("rl_relay_policy *")
+            self._keep(own_policy.fill(RELAY, c_policy, resolved))
+            self._call("policy", c_policy)
+            self._policy = resolved
+
+    # -- what happens outside -------------------------------------------------------------------
+
+    def accept(self) -> int:
+        """A client connects; the number of its socket."""
+        return self._call("accept")
+
+    def input(self, socket: int, data: bytes) -> None:
+        """Bytes arrive on a socket, from its client or origin."""
+        self._call("input", socket, data, len(data))
+
+    def fin(self, socket: int) -> None:
+        """The other end closes its direction."""
+        self._call("fin", socket)
+
+    def reset(self, socket: int) -> None:
+        """The other end resets: what has arrived and was not read is lost."""
+        self._call("reset", socket)
+
+    def room(self, socket: int, size: int) -> None:
+        """Sets how many bytes a socket takes from now on before it says EAGAIN."""
+        self._call("room", socket, size)
+
+    def grain(self, socket: int, size: int) -> None:
+        """At most so many bytes pass in a call on that socket; 0: no limit."""
+        self._call("grain", socket, size)
+
+    def again(self, socket: int, reads: int = 0, writes: int = 0) -> None:
+        """The next so many calls of either direction say EAGAIN, whatever there is."""
+        self._call("again", socket, reads, writes)
+
+    def connected(self, socket: int, error: int = 0) -> None:
+        """An origin's connect ends: well, or with that errno."""
+        self._call("connected", socket, -error)
+
+    def refuse(self, *, connect: int = 0, accept: int = 0, pipe: int = 0) -> None:
+        """The errno that each of these calls fails with from now on; 0: none."""
+        self._call("refuse", connect, accept, pipe)
+
+    def advance(self, ns: int) -> int:
+        """Virtual time passes; returns what it is now, in ns."""
+        return self._call("advance", ns)
+
+    def stop(self) -> None:
+        """The modelled stop: a flag that the loop sees at the top of a turn."""
+        self._call("stop")
+
+    # -- what the relay does --------------------------------------------------------------------
+
+    def phase(self, name: str) -> str:
+        """Runs one phase: ``decide``, ``wait``, ``dispatch``, ``http`` or ``timers``.
+
+        ``decide`` returns ``left`` when the loop was left, else why it may sleep or not;
+        ``wait`` returns ``ready``, ``timeout``, or ``asleep``: nothing in this script will ever end
+        it; the others return an empty string.
+        """
+        ffi, lib = native()
+        phases = words("rl_relay_phase")
+        if name not in phases:
+            raise UsageError(f"unknown phase '{name}'; choose from: {', '.join(phases)}")
+        out = ffi.new("rl_relay_wait *")
+        result = lib.rl_relay_script_phase(self._script, phases.index(name), out)
+        self.check()
+        if name == "wait":
+            return _ENDS[result] if result in _ENDS else "ready" * (check(result, name) >= 0)
+        check(result, f"phase {name}")
+        if name != "decide":
+            return ""
+        self.wait_decided = None if result else relay_wait(out)
+        return "left" if self.wait_decided is None else self.wait_decided.why
+
+    def handler(self) -> HandlerRun | None:
+        """Runs the next handler that is due in this turn; None: there is none."""
+        ffi, _ = native()
+        out = ffi.new("rl_relay_step *")
+        return handler_run(out) if self._call("handler", out) else None
+
+    def turn(self) -> str:
+        """All phases, from a decision on; how its wait ended, or ``left``."""
+        if self.phase("decide") == "left":
+            return "left"
+        ended = self.phase("wait")
+        for name in ("dispatch", "http", "timers"):
+            self.phase(name)
+        return ended
+
+    # -- what can be seen -----------------------------------------------------------------------
+
+    @property
+    def sockets(self) -> int:
+        """How many sockets there have been."""
+        return self._call("sockets")
+
+    def socket(self, number: int) -> SocketView:
+        """A socket, as it is now."""
+        out = native()[0].new("rl_relay_socket *")
+        self._call("socket", number, out)
+        return socket_view(out)
+
+    def session(self, slot: int = 0) -> SessionView:
+        """A session, as it is now; EngineError (ENOTCONN) when there is none."""
+        out = native()[0].new("rl_relay_view *")
+        self._call("session", slot, out)
+        return session_view(out)
+
+    def loop(self) -> RelayLoopView:
+        """The loop, as it is now."""
+        out = native()[0].new("rl_relay_loop_view *")
+        self._call("loop", out)
+        return relay_loop_view(out)
+
+    def counters(self) -> dict[str, int | str]:
+        """The flat counters; clocks and scheduler figures are zero here."""
+        ffi, _ = native()
+        sample = LAYOUT.empty(1)
+        self._call("counters", ffi.addressof(LAYOUT.pointer(sample)[0], "c"))
+        return flatten(sample[0])
+
+    def output(self, socket: int) -> bytes:
+        """Everything that the relay has sent to a socket."""
+        ffi, _ = native()
+        buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
+        pieces: list[bytes] = []
+        at = 0
+        while copied := self._call("output", socket, buffer, at, _OUTPUT_BYTES):
+            pieces.append(bytes(ffi.buffer(buffer, copied)))
+            at += copied
+        return b"".join(pieces)
