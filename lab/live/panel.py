@@ -183,7 +183,7 @@ class LivePanel:
     def pause(self, on: bool = True) -> None:
         """Stops the picture, or lets it go on; no sample is lost."""
         self.feed.pause(on)
-        self.board.tell(paused=on)
+        self.board.tell(paused=on, status=self._status())
 
     def samples(self, seconds: float = 120.0) -> NDArray[Any]:
         """The native sampler's samples of the last ``seconds``, flat (``counters.flat_dtype``)."""

@@ -25,23 +25,15 @@ CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 SETTINGS = {
     "apputils-extension/notification.jupyterlab-settings": '{"fetchNews": "false"}',
 }
-DARK = '{"theme": "JupyterLab Dark"}'
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab: its address, its folder of notebooks, its settings, its log."""
+    """A running JupyterLab: its address, its folder of notebooks, its log."""
 
     url: str
     root: Path
-    settings: Path
     log: Path
-
-    def theme(self, dark: bool) -> None:
-        """Chooses the theme that the next page has."""
-        path = self.settings / "@jupyterlab/apputils-extension/themes.jupyterlab-settings"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(DARK if dark else "{}", encoding="utf-8")
 
 
 def free_port() -> int:
@@ -82,7 +74,7 @@ def running_lab(home: Path, root: Path) -> Iterator[Lab]:
         try:
             url = f"http://127.0.0.1:{port}"
             await_answer(f"{url}/api/status?token={TOKEN}", process, log)
-            yield Lab(url, root, settings, log)
+            yield Lab(url, root, log)
         finally:
             stop(process)
 
@@ -121,7 +113,7 @@ def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Debian's Chromium, or whichever is on PATH; without one the test is skipped."""
     sync = pytest.importorskip("playwright.sync_api")
@@ -136,28 +128,28 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pictures() -> Path:
-    """Where screenshots are kept to be looked at (not in git)."""
-    folder = Path(__file__).parent / "screenshots"
-    folder.mkdir(exist_ok=True)
+    """Where screenshots are kept for people to look at; reports/ is not in git."""
+    folder = Path(__file__).resolve().parents[2] / "reports" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 OpenNotebook = Callable[..., Any]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
     """Opens a notebook of the lab's folder in a page of its own profile; returns the page."""
     contexts = []
 
-    def opened(name: str, width: int = 1280, height: int = 800, dark: bool = False) -> Any:
-        jupyterlab.theme(dark)
+    def opened(name: str, width: int = 1280, height: int = 800) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": height})
         contexts.append(context)
         page = context.new_page()
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.goto(f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset")
+        page.address = f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset"
+        page.goto(page.address)
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=30_000)
         page.wait_for_function(
             "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
@@ -169,9 +161,35 @@ def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
         context.close()
 
 
+def theme(page: Any, name: str) -> None:
+    """Chooses "JupyterLab Light" or "JupyterLab Dark"."""
+    page.evaluate("(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
+                  name)
+
+
 def run_all(page: Any) -> None:
     """Run -> Run All Cells."""
     page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+def scroll_to(page: Any, words: str) -> None:
+    """Brings the output of the code cell that holds ``words`` into sight: JupyterLab draws no
+    others."""
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.content?.widgets?.length",
+                           timeout=30_000)
+    page.evaluate(
+        """(words) => {
+          const notebook = window.jupyterapp.shell.currentWidget.content;
+          const index = notebook.widgets.findIndex(cell => cell.model.type === 'code' &&
+            cell.model.sharedModel.source.includes(words));
+          return notebook.scrollToItem(index, 'start');
+        }""", words)
+
+
+def leave(page: Any) -> None:
+    """Ends the kernel and closes the page."""
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.context.close()
 
 
 def restart(page: Any) -> None:

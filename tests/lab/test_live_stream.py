@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -98,7 +99,7 @@ def test_every_count_is_in_exactly_one_row_however_the_samples_come() -> None:
     cut = Decimator(0, 0.1)
     rng = np.random.default_rng(7)
     edges = [0, *sorted(rng.integers(1, 399, 25).tolist()), 400]
-    rows = [cut.rows(flat[a:b], 0.0) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    rows = [cut.rows(flat[a:b], 0.0) for a, b in itertools.pairwise(edges) if b > a]
     t = np.concatenate([series.column(part, "t") for part in rows])
     rates = np.concatenate([series.column(part, "iterations") for part in rows])
     counted = np.sum(rates * np.diff(np.concatenate([[0.0], t])))

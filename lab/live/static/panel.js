@@ -156,9 +156,6 @@ class PanelPage {
     if (facts.strip !== undefined) {
       this.showStrip(facts.strip);
     }
-    if (facts.policy !== undefined && this.policies !== undefined) {
-      this.showPolicy(facts.policy);
-    }
     if (facts.refused !== undefined) {
       for (const [name, control] of this.controls) {
         control.refuse(facts.refused[name]);
@@ -168,6 +165,10 @@ class PanelPage {
       for (const [name, value] of Object.entries(this.facts.values ?? {})) {
         this.controls.get(name)?.show(value);
       }
+    }
+    if (this.policies !== undefined && this.facts.policy !== undefined &&
+        (facts.policy !== undefined || facts.refused !== undefined)) {
+      this.showPolicy(this.facts.policy);
     }
     if (facts.message) {
       this.say(facts.message);

@@ -138,6 +138,8 @@ class ChoiceControl {
       id: field, "aria-describedby": note, title: spec.help, "data-name": spec.name,
     });
     this.select.addEventListener("change", () => {
+      this.wanted = this.select.value;
+      this.wantedAt = performance.now();
       describe(this);
       set(spec.name, this.select.value);
     });
@@ -150,8 +152,15 @@ class ChoiceControl {
     this.show(spec.value);
   }
 
+  // Only what changed: somebody may be choosing by typing.
   options(spec) {
+    const shown = JSON.stringify([spec.choices,
+      spec.choices.some((choice) => choice.value === spec.value) || spec.value]);
     this.spec = spec;
+    if (shown === this.shown) {
+      return;
+    }
+    this.shown = shown;
     const options = spec.choices.map((choice) =>
       el("option", { value: choice.value, title: choice.what }, choice.label));
     if (!spec.choices.some((choice) => choice.value === spec.value)) {
@@ -160,7 +169,13 @@ class ChoiceControl {
     this.select.replaceChildren(...options);
   }
 
+  // What the kernel said before it knew the newest choice is passed over.
   show(value) {
+    if (this.wanted !== undefined && this.wanted !== String(value) &&
+        performance.now() - this.wantedAt < 800) {
+      return;
+    }
+    this.wanted = undefined;
     this.select.value = String(value);
   }
 
@@ -172,5 +187,8 @@ class ChoiceControl {
 
   refuse(text) {
     this.note.textContent = text ?? "";
+    if (text) {
+      this.wanted = undefined;
+    }
   }
 }

@@ -139,6 +139,9 @@ class Picture {
   }
 
   draw(frames) {
+    if (this.source === null) {
+      return; // it was removed meanwhile
+    }
     const columns = Object.fromEntries(this.columns.map((name) => [name, []]));
     for (const { message, values } of frames) {
       if (message.reset) {
