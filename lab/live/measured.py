@@ -19,8 +19,8 @@ from lab.tables import NONE, Cell, Column, Table, figure, is_complete, machine_l
 COLUMNS = (
     Column("arm", words=True), Column("policy", words=True), Column("state", words=True),
     Column("waits", "1/s, idle"), Column("waits", "1/s, stalled"), Column("CPU", "ms/s, stalled"),
-    Column("on queue", "fraction"), Column("delivered", "bytes, all in order?", words=True),
-    Column("stop", words=True), Column("write timeout", words=True),
+    Column("on queue", "fraction"), Column("delivered", "bytes"), Column("in order", words=True),
+    Column("stop", "heard", words=True), Column("write timeout", "kept", words=True),
     Column("good?", words=True),
 )
 
@@ -120,7 +120,7 @@ def _row(run: Run) -> list[Cell]:
         Cell(figure(windows["idle"].get("waits_per_s"))), Cell(figure(stalled.get("waits_per_s"))),
         Cell(figure(stalled.get("cpu_ms_per_s"))),
         Cell(NONE if fraction is None else f"{fraction:.3f}"),
-        Cell(f"{delivered.get('bytes', 0):,}, {'yes' if whole else 'no'}", "" if whole else "bad"),
+        Cell(f"{delivered.get('bytes', 0):,}"), _kept(whole),
         _kept(arm.get("honours_stop")), _kept(arm.get("honours_write_timeout")),
         Cell("quiet and complete") if good else Cell("no", "bad"),
     ]
@@ -129,4 +129,4 @@ def _row(run: Run) -> list[Cell]:
 def _kept(answer: bool | None) -> Cell:
     if answer is None:
         return Cell(NONE)
-    return Cell("honoured") if answer else Cell("not honoured", "bad")
+    return Cell("yes") if answer else Cell("no", "bad")

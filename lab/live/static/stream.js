@@ -225,7 +225,8 @@ class Picture {
     if (!this.follow) {
       return;
     }
-    const end = Math.max(this.newest, this.message.seconds);
+    // A little room ahead, for the label of what was done last.
+    const end = Math.max(this.newest + this.message.seconds / 8, this.message.seconds);
     this.range.setv({ start: end - this.message.seconds, end });
   }
 
