@@ -171,6 +171,7 @@ struct worker {
     bool could_block, progress; /* of this iteration */
     uint64_t empty;
     int64_t now;
+    int64_t woke;      /* the end of the last wait: what had completed by then was reaped */
     int64_t accept_at; /* re-arm the accept then; 0: not backing off */
     int64_t stop_at;   /* leave the loop then; 0: not stopping */
     int64_t deadline;  /* as of the last decision, for views; -1: none */

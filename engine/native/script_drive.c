@@ -245,6 +245,7 @@ int rl_script_wait(rl_script *s, rl_wait *wait)
     *wait = s->w.next;
     int result = s->w.ops->wait(&s->w, wait);
     STORE(s->w.now, s->now);
+    s->w.woke = s->now;
     if (result == -ETIME)
         ADD(s->w.count.etime, 1);
     return result;

@@ -180,6 +180,7 @@ void worker_wait(struct worker *w)
     int result = w->ops->wait(w, &w->next);
     STORE(w->count.waiting, 0);
     STORE(w->now, w->ops->now(w));
+    w->woke = w->now;
     if (result == -ETIME)
         ADD(w->count.etime, 1);
     else if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY)
@@ -321,6 +322,7 @@ void worker_dirty(struct worker *w)
 
 /* ---- housekeeping -------------------------------------------------------------------------- */
 
+/* Write timeouts are judged as of the wake-up: while a sync handler ran, SENDs may have completed. */
 void worker_house(struct worker *w)
 {
     bool due = w->next.why == RL_WHY_DEADLINE || w->next.why == RL_WHY_OVERDUE;
@@ -328,7 +330,7 @@ void worker_house(struct worker *w)
         return;
     int64_t limit = LOAD(w->settings[RL_SET_WRITE_TIMEOUT_MS]) * RL_MS;
     struct conn *c;
-    while (limit > 0 && (c = w->sending_first) && w->now - c->send_since >= limit) {
+    while (limit > 0 && (c = w->sending_first) && w->woke - c->send_since >= limit) {
         ADD(w->count.write_timeouts, 1);
         w->progress = true;
         conn_close(w, c, true); /* takes it off the list of those sending */
