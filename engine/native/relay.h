@@ -14,7 +14,7 @@ enum rl_relay_rule {
     RL_RELAY_RULE_SEND_AFTER_READ, /* after a read: no send while write readiness is awaited? */
     RL_RELAY_RULE_ENGINE,          /* level-triggered rather than speculative? */
     RL_RELAY_RULE_SPLICE,          /* recv and send only? */
-    RL_RELAY_RULE_READINESS,       /* does an EAGAIN of a full pipe clear the source's readiness? */
+    RL_RELAY_RULE_READINESS,       /* does the EAGAIN of a full pipe clear the source's readiness? */
     RL_RELAY_RULES
 };
 
@@ -97,7 +97,8 @@ typedef struct {
     uint64_t events;           /* sockets that waits reported */
     uint64_t watches;          /* epoll_ctl calls */
     uint64_t wakeups;          /* from outside: settings, stop */
-    uint64_t wasted;           /* iterations whose wait could not block and without progress */
+    uint64_t wasted;           /* iterations without progress whose wait could not block, or was
+                                  ended by an event */
     uint64_t dispatches;       /* handler runs */
     uint64_t noop_dispatches;  /* of those: no system call on its socket, interest unchanged */
     uint64_t accepts;

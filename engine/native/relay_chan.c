@@ -195,6 +195,7 @@ static void source_ended(struct relay *r, struct chan *ch, int error)
 {
     STORE(ch->eof, 1);
     ch->error = error;
+    r->progress = true;
     end_stop(r, ch->from, READ);
 }
 
@@ -244,8 +245,9 @@ static enum after splice_some(struct relay *r, struct chan *ch)
         STORE(ch->spliced, ch->spliced + (uint64_t)n);
         ADD(r->count.bytes_spliced[from->side], (uint64_t)n);
         forwarded(ch, (uint64_t)n);
-        if (ch->piped < RL_RELAY_PIPE_ENOUGH && n < RL_RELAY_CALL_ENOUGH)
-            continue;
+        bool enough = ch->piped >= RL_RELAY_PIPE_ENOUGH || n >= RL_RELAY_CALL_ENOUGH;
+        if (!enough || rule(r, RL_RELAY_RULE_READINESS, ch))
+            continue; /* who waits for edges reads until EAGAIN */
         if (!rule(r, RL_RELAY_RULE_EARLY_LEAVE, ch))
             return READ_ON;
         mark_full(r, ch);

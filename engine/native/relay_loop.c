@@ -161,6 +161,7 @@ int relay_wait(struct relay *r)
     STORE(r->count.waiting, 0);
     if (r->could_block)
         STORE(r->now, r->ops->now(r));
+    r->roused = !r->could_block || result > 0;
     if (result > 0)
         ADD(r->count.events, (uint64_t)result);
     else
@@ -312,6 +313,6 @@ void relay_account(struct relay *r)
             end_want(r, &r->listener, READ);
     }
     ADD(r->count.iterations, 1);
-    if (!r->could_block && !r->progress)
+    if (r->roused && !r->progress)
         ADD(r->count.wasted, 1);
 }

@@ -186,6 +186,7 @@ struct relay {
 
     bool level; /* the engine of this turn */
     bool could_block, progress;
+    bool roused; /* this turn's wait could not block, or an event ended it */
     int64_t now;
     int64_t accept_at; /* accept again then; 0: not backing off */
     int64_t pipe_at;   /* ask for a pipe again then */

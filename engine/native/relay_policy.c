@@ -39,8 +39,8 @@ static const rl_choice choices[RL_RELAY_RULES][ANSWERS] = {
     [RL_RELAY_RULE_READINESS] = {
         {"readiness", "kept", "an EAGAIN that finds data in the pipe is the pipe's", 1},
         {"readiness", "cleared",
-         "it is taken for the source's, which is asked again only when more arrives: the mirror"
-         " fault", 0},
+         "splices until EAGAIN and takes it for the source's, which is asked again only when more"
+         " arrives: the mirror fault", 0},
     },
 };
 
