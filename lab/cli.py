@@ -20,7 +20,7 @@ from engine.errors import MachineError, RinglabError
 from lab import console, wait_commands
 
 if TYPE_CHECKING:
-    from lab.experiment import Outcome
+    from lab.experiment import Case, Outcome
     from lab.runs import RunInfo
 
 DONE, BROKEN, ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -123,11 +123,11 @@ def run(
 
     --out is where runs are kept (default: data/runs of the checkout, or RINGLAB_RUNS).
     """
-    from lab.experiment import Interrupted, NotStored, load
+    from lab.experiment import Interrupted, NotStored, case
     from lab.progress import Progress, for_command
     from lab.runs import RunStore
 
-    found = load(experiment)
+    found = case(experiment)
     progress = Progress() if no_progress else for_command()
     try:
         outcome = found.run(
@@ -136,9 +136,9 @@ def run(
         )
     except (Interrupted, NotStored) as error:
         if error.outcome is not None:
-            _print_outcome(error.outcome, as_json)
+            _print_outcome(found, error.outcome, as_json)
         raise
-    _print_outcome(outcome, as_json)
+    _print_outcome(found, outcome, as_json)
     if not check:
         return DONE
     for line in outcome.broken:
@@ -158,11 +158,11 @@ def report(
     out: Path | None, as_json: bool,
 ) -> None:
     """The notebook of EXPERIMENT, executed, and its HTML."""
-    from lab.experiment import load
+    from lab.experiment import case
     from lab.progress import for_command
     from lab.report import make_report
 
-    given = load(experiment).parameters.parse(assigned)
+    given = case(experiment).parameters.parse(assigned)
     made = make_report(experiment, given, out, arms=arms, policies=policies,
                        progress=for_command())
     paths = {"notebook": made.notebook, "html": made.html, "run": made.run}
@@ -241,14 +241,13 @@ Stops on SIGTERM and SIGINT, and prints its counters then. Faults are asked for 
 wait_commands.register(cli)
 
 
-def _print_outcome(outcome: Outcome, as_json: bool) -> None:
+def _print_outcome(found: Case, outcome: Outcome, as_json: bool) -> None:
     if as_json:
         stored = outcome.path / "run.json" if outcome.path else None
         text = stored.read_text(encoding="utf-8") if stored else console.to_json(outcome.data)
         click.echo(text.rstrip("\n"))
         return
-    click.echo(console.arms_table(outcome.arms))
-    click.echo("w/s: waits per second. Complete: every byte, in order (ORDER: all there, but not).")
+    click.echo(found.table(outcome))
     for line in outcome.remarks:
         click.echo("\n" + textwrap.fill(line, 100))
     if outcome.path:

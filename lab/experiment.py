@@ -12,10 +12,10 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import MachineError, RinglabError, UsageError, unknown
-from lab import machine
+from lab import console, machine
 from lab.measure import Window, merge
 from lab.parameters import Parameters, Value
 from lab.progress import Progress, shown
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IDLE = "idle"
 
 # Where the experiments live. Imported when asked for: a listing must not load the engine.
-_HOMES = {"dirty-list": "lab.dirty_list"}
+_HOMES = {"dirty-list": "lab.dirty_list", "expired-wait": "lab.expired_wait"}
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,47 @@ class NotStored(MachineError):
         self.outcome = outcome
 
 
+class Case(Protocol):
+    """What the command line, the report and the run store ask of a case, whatever it measures."""
+
+    @property
+    def name(self) -> str:
+        """The case's name."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What it is about, in a few words."""
+        ...
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that can be set."""
+        ...
+
+    def settings(
+        self, values: Mapping[str, Value], arms: Iterable[str] = (),
+        policies: Iterable[str] = (), repeat: int = 1,
+    ) -> Sequence[object]:
+        """What would be measured; UsageError for arms, policies or values that there are not."""
+        ...
+
+    def run(
+        self, parameters: Mapping[str, object] | None = None, *, arms: Iterable[str] = (),
+        policies: Iterable[str] = (), repeat: int | None = None,
+        progress: Progress | None = None, store: RunStore | None = None,
+    ) -> Outcome:
+        """Measure and store, as :meth:`Experiment.run` does."""
+        ...
+
+    def table(self, outcome: Outcome) -> str:
+        """The results for a terminal."""
+        ...
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """Plain data, and :meth:`run`.
+    """A case with a loop that stalls: plain data, and :meth:`run`.
 
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
@@ -219,6 +257,11 @@ class Experiment:
                 self._finish(done, values, keep, f"ended by an error: {error}")
             raise
         return self._finish(done, values, keep, None)
+
+    def table(self, outcome: Outcome) -> str:
+        """The arms for a terminal, with what its abbreviations mean."""
+        return (f"{console.arms_table(outcome.arms)}\nw/s: waits per second. Complete: every byte, "
+                "in order (ORDER: all there, but not).")
 
     def _policies(self, arm: Arm, asked: Sequence[str]) -> Sequence[str]:
         if not asked:
@@ -313,12 +356,19 @@ def names() -> list[str]:
     return list(_HOMES)
 
 
-def load(name: str) -> Experiment:
-    """The experiment of that name; UsageError lists them, nearest first."""
+def case(name: str) -> Case:
+    """The case of that name; UsageError lists them, nearest first."""
     if name not in _HOMES:
         raise unknown("experiment", name, _HOMES)
-    found = importlib.import_module(_HOMES[name]).EXPERIMENT
-    assert isinstance(found, Experiment)
+    found: Case = importlib.import_module(_HOMES[name]).EXPERIMENT
+    return found
+
+
+def load(name: str) -> Experiment:
+    """The case of that name, where it is one of a loop that stalls."""
+    found = case(name)
+    if not isinstance(found, Experiment):
+        raise UsageError(f"'{name}' has no loop that stalls; run it with: ringlab run {name}")
     return found
 
 

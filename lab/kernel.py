@@ -1,9 +1,9 @@
 """The wait bench in another kernel: QEMU boots the image, with the bench as its only program.
 
-QEMU counts instructions instead of time (``-icount``): one is one virtual nanosecond. Neither a busy
-host nor the caches change a figure then, so two runs of one image agree to the digit, and what is
-left between two images is what their kernels do. They are not times: an instruction that waits for
-memory, or leaves to a hypervisor, counts as much as one that does not.
+QEMU counts instructions instead of time (``-icount``): one is one virtual nanosecond. Neither a
+busy host nor the caches change a figure then, so two runs of one image agree to the digit, and what
+is left between two images is what their kernels do. They are not times: an instruction that waits
+for memory, or leaves to a hypervisor, counts as much as one that does not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import MachineError, UsageError
-from engine.waits import TRACES, wait_error
-from lab import waits
+from engine.waits import TRACES, Case, wait_error
+from lab import machine, waits
 from lab.progress import Progress, shown
+from lab.runs import RunStore
 
+EXPERIMENT = "expired-wait-kernel"
 NATIVE = Path(__file__).resolve().parent.parent / "engine" / "native"
 SOURCES = ("main_waits.c", "waits.c", "waits_helper.c", "waits_measure.c", "waits_napi.c",
            "waits_trace.c", "ring_wait.c")
@@ -40,6 +42,8 @@ COMMAND_LINE = ("console=ttyS0 quiet panic=-1 nokaslr norandmaps randomize_kstac
 _ROW, _ABSENT, _KERNEL = "ringlab row ", "ringlab absent ", "ringlab kernel "
 _DONE, _FAILED = "ringlab done", "ringlab failed"
 _LAST_LINES = 6
+# Booting takes about as long as measuring so many rows.
+_BOOT_STEPS = 60
 # Ways whose second thread would share the machine's one CPU: their figures mean nothing there.
 _TWO_CPUS = ("eventfd_workaround", "eventfd_workaround_spin")
 
@@ -96,10 +100,22 @@ def compare(
         folder = Path(name)
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(build(folder / "init").read_bytes()))
-        total = len(images) * len(plan_cases(plan))
+        total = len(images) * (len(plan_cases(plan)) + _BOOT_STEPS)
         with shown(progress or Progress(), total, "kernel") as telling:
             measured = [measure(image, archive, plan, limit_s, telling) for image in images]
     return Comparison(measured, side_by_side(measured))
+
+
+def store(compared: Comparison, limit_s: float, root: Path | None = None) -> Path:
+    """Keeps a comparison as a run of ``expired-wait-kernel``; returns its folder."""
+    arms = [{"arm": row["way"], "policy": row["flags"], "windows": {}} for row in compared.rows]
+    return RunStore(root).write({
+        "experiment": EXPERIMENT, "title": "Ways to wait in other kernels, under QEMU with icount",
+        "parameters": {"images": [str(one.image.name) for one in compared.kernels],
+                       "limit_s": limit_s, "run_us": RUN_US},
+        "machine": machine.describe(), "arms": [dict(arm) for arm in arms],
+        **compared.to_dict(),
+    })
 
 
 def side_by_side(kernels: Sequence[KernelFigures]) -> list[dict[str, Any]]:
@@ -137,7 +153,7 @@ def require(images: Sequence[Path]) -> None:
             raise UsageError(f"{image} is no bzImage (an uncompressed vmlinux will not do)")
 
 
-# ---- the guest's one program ----------------------------------------------------------------------
+# ---- the guest's one program -----------------------------------------------------------------
 
 
 def build(target: Path) -> Path:
@@ -191,14 +207,11 @@ def _padded(part: bytes) -> bytes:
     return part + b"\0" * (-len(part) % 4)
 
 
-# ---- the guest ------------------------------------------------------------------------------------
+# ---- the guest -------------------------------------------------------------------------------
 
 
-def plan_cases(plan: waits.Plan) -> list[waits.Case]:
-    """What a guest measures of a plan: all but NAPI, which needs a network, and what needs two CPUs.
-
-    A plan that names no ways means all of them.
-    """
+def plan_cases(plan: waits.Plan) -> list[Case]:
+    """What a guest measures of a plan: all but what needs a network or a second CPU."""
     wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us]
     return [case for case in wanted if case.timeout_ns in plan.timeouts_ns]
 
@@ -230,7 +243,9 @@ def measure(
 
     def read(line: str) -> None:
         lines.append(line)
-        if line.startswith((_ROW, _ABSENT)):
+        if line.startswith(_KERNEL):
+            progress.step(f"{image.name}: letting it settle", _BOOT_STEPS)
+        elif line.startswith((_ROW, _ABSENT)):
             told = json.loads(line.partition("{")[1] + line.partition("{")[2])
             progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
 

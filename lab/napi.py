@@ -1,8 +1,8 @@
-"""A TCP connection over a device that has a NAPI queue, on one machine and with nothing left of it.
+"""A TCP connection over a device that has a NAPI queue, on one machine, with nothing left of it.
 
-Busy polling needs a network device that polls; loopback has none. A veth pair with GRO does. Its two
-ends live in network namespaces without names, which vanish with the last socket in them: also when
-this process is killed, and however many of them are made at once.
+Busy polling needs a network device that polls: a veth pair with GRO does, loopback does not. Its
+two ends live in network namespaces without names, which vanish with the last socket in them: also
+when this process is killed, and however many of them are made at once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import MachineError
 
@@ -51,6 +52,23 @@ def connection() -> Iterator[Connection]:
             raise NoNapi("the veth pair has no NAPI queue (SO_INCOMING_NAPI_ID is 0): this kernel "
                          "has no GRO on veth (Linux 5.13), or no CONFIG_NET_RX_BUSY_POLL")
         yield made
+
+
+@contextlib.contextmanager
+def if_needed(napi_us: Sequence[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """A connected socket if any polling is asked for, else -1; and what is lacking if refused.
+
+    Only the making may fail softly: what fails in the block is the block's.
+    """
+    with contextlib.ExitStack() as held:
+        descriptor, lacking = -1, []
+        if any(napi_us):
+            try:
+                descriptor = held.enter_context(connection()).client.fileno()
+            except NoNapi as reason:
+                lacking = [{"way": "NAPI busy polling", "flags": "all", "napi_us": us,
+                            "reason": str(reason)} for us in napi_us if us]
+        yield descriptor, lacking
 
 
 def _ends() -> dict[str, socket.socket]:

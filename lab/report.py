@@ -89,7 +89,7 @@ def _sweep(folder: Path) -> None:
 
 def notebook_of(experiment: str) -> Path:
     """The notebook that tells a case; it belongs to the checkout, not to the package."""
-    experiments.load(experiment)  # an unknown name gets the list of names
+    experiments.case(experiment)  # an unknown name gets the list of names
     path = NOTEBOOKS / f"{experiment.replace('-', '_')}.ipynb"
     if not path.is_file():
         raise MachineError(f"there is no {path}: run from a checkout of ringlab")
@@ -109,7 +109,7 @@ def _checked(
     name: str, source: Path, given: Mapping[str, object], arms: list[str], policies: list[str]
 ) -> dict[str, object]:
     """What papermill is to inject. It only warns of an unknown name, and takes any type."""
-    experiment = experiments.load(name)
+    experiment = experiments.case(name)
     resolved = experiment.parameters.resolve(given)
     experiment.settings(resolved, arms, policies)
     from lab import batch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +54,7 @@ def waits(
     from engine.waits import FLAGS
     from lab import machine
     from lab import waits as bench
+    from lab.napi import if_needed as connection
     from lab.progress import for_command
 
     given = [bench.parse_timeout(text) for text in timeouts]
@@ -64,13 +64,15 @@ def waits(
     )
     plan.cases()  # an unknown way is told before anything is measured
     told = machine.describe()
-    with _network(plan.napi_us) as (socket, lacking):
+    with connection(plan.napi_us) as (socket, lacking):
         result = bench.run(plan, socket=socket, progress=for_command())
     result.absent += lacking
     if as_json:
         click.echo(console.to_json(as_data(result, told)))
     else:
         _print(result, told)
+    if result.interrupted:
+        raise KeyboardInterrupt(f"interrupted after {result.rounds} of {rounds} rounds")
     return 0
 
 
@@ -79,24 +81,6 @@ def _known(asked: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
         if word not in allowed:
             raise UsageError(f"unknown ring flags '{word}'; choose from: {', '.join(allowed)}")
     return tuple(dict.fromkeys(asked)) or allowed
-
-
-@contextlib.contextmanager
-def _network(napi_us: Sequence[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """A connected socket over a NAPI device, when one is needed, or why there is none."""
-    if not any(napi_us):
-        yield -1, []
-        return
-    from lab import napi
-
-    with contextlib.ExitStack() as stack:
-        try:
-            socket, lacking = stack.enter_context(napi.connection()).client.fileno(), []
-        except napi.NoNapi as reason:
-            socket = -1
-            lacking = [{"way": "NAPI busy polling", "flags": "all", "napi_us": us,
-                        "reason": str(reason)} for us in napi_us if us]
-        yield socket, lacking
 
 
 def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +116,13 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return found
 
 
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table for a terminal, with what its abbreviations mean."""
+    return (f"{console.table(table_rows(rows), HEADS, SIDES)}\nPer wait. over: past the deadline; "
+            "vol., invol.: context switches; timers: hrtimers started;\ntimer irqs: timer "
+            "interrupts; x epoll 0: times an epoll_wait with timeout 0.")
+
+
 def figure(value: float | None) -> str:
     """Three digits that matter: 0.009, 0.131, 4.31, 54.2, 1,005."""
     if value is None:
@@ -149,10 +140,7 @@ def count(value: float | None) -> str:
 def _print(result: Result, told: Mapping[str, Any]) -> None:
     from lab.waits import kernel_check
 
-    click.echo(console.table(table_rows(result.rows), HEADS, SIDES))
-    click.echo("Per wait. over: past the deadline; vol., invol.: context switches; timers: "
-               "hrtimers started;\ntimer irqs: timer interrupts; x epoll 0: times an epoll_wait "
-               "with timeout 0.")
+    click.echo(rows_table(result.rows))
     _say(kernel_check(result.rows)["text"])
     for one in result.absent:
         _say(f"absent: {one['way']} (flags {one['flags']}): {one['reason']}")
@@ -199,29 +187,32 @@ def kernel(
     )
     images = [image] if against is None else [image, against]
     compared = other.compare(images, plan, limit_s=limit, progress=for_command())
+    stored = other.store(compared, limit)
     if as_json:
-        click.echo(console.to_json(compared.to_dict()))
+        click.echo(console.to_json({**compared.to_dict(), "run": str(stored)}))
     else:
-        _print_kernels(compared)
+        _print_kernels(compared, stored)
     return 0
 
 
-def _print_kernels(compared: Comparison) -> None:
+def _print_kernels(compared: Comparison, stored: Path | None) -> None:
     for number, one in enumerate(compared.kernels):
         mark = "ab"[number]
         click.echo(f"{mark}: {one.image}, Linux {one.release}")
         click.echo(textwrap.indent(textwrap.fill(one.check["text"], 96), "   "))
-    heads = ("way", "timeout", "flags", "us a", "vol. a", "timers a")
-    rows = [(*_names(row), *_kernel_cells(row["a"])) for row in compared.rows]
+    heads = ["way", "timeout", "flags", "us a", "vol. a", "timers a"]
+    rows = [[*_names(row), *_kernel_cells(row["a"])] for row in compared.rows]
     if len(compared.kernels) > 1:
-        heads += ("us b", "vol. b", "timers b", "b / a")
-        rows = [(*cells, *_kernel_cells(row["b"]), figure(row["ratio"]))
+        heads += ["us b", "vol. b", "timers b", "b / a"]
+        rows = [[*cells, *_kernel_cells(row["b"]), figure(row["ratio"])]
                 for cells, row in zip(rows, compared.rows, strict=True)]
     click.echo(console.table(rows, heads, "lll" + "r" * (len(heads) - 3)))
     click.echo("us: thousands of instructions per wait (-icount shift=0), not real time. vol.: "
                "voluntary switches,\ntimers: hrtimers started, per wait.")
-    for one in compared.absent:
-        click.echo(f"absent in {one['kernel']}: {one['way']}: {one['reason']}")
+    for lack in compared.absent:
+        click.echo(f"absent in {lack['kernel']}: {lack['way']}: {lack['reason']}")
+    if stored is not None:
+        click.echo(f"\nrun {stored}")
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str, str]:

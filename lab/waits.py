@@ -79,6 +79,7 @@ class Result:
     untraced: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     rounds: int = 0
+    interrupted: bool = False
 
     def row(
         self, name: str, timeout_ns: int, flags: str = "none", napi_us: int = 0
@@ -90,20 +91,24 @@ class Result:
 def run(
     plan: Plan, *, socket: int = -1, progress: Progress | None = None,
 ) -> Result:
-    """Measures a plan. ``socket``: a connected socket over a NAPI device, for busy polling."""
+    """Measures a plan. ``socket``: a connected socket over a NAPI device, for busy polling.
+
+    Ctrl-C keeps the rounds that were finished, and the result says so; with none it is raised.
+    """
     cases = plan.cases(socket)
     taken: dict[Case, list[Figures]] = {case: [] for case in cases}
     absent: dict[Case, str] = {}
-    with shown(progress or Progress(), len(cases) * plan.rounds, "waits") as telling:
-        for number in range(plan.rounds):
-            for case in cases if number % 2 == 0 else cases[::-1]:
-                if case not in absent:
-                    try:
-                        taken[case].append(measure(case, plan.run_s, trace=plan.trace))
-                    except WayAbsent as reason:
-                        absent[case] = str(reason)
-                telling.step(f"{case.way}, {label(case.timeout_ns)}")
-    result = Result(rounds=plan.rounds)
+    done = 0
+    try:
+        with shown(progress or Progress(), len(cases) * plan.rounds, "waits") as telling:
+            for number in range(plan.rounds):
+                _round(cases if number % 2 == 0 else cases[::-1], plan, taken, absent, telling)
+                done += 1
+    except KeyboardInterrupt:
+        if not done:
+            raise
+    taken = {case: rounds[:done] for case, rounds in taken.items()}
+    result = Result(rounds=done, interrupted=done < plan.rounds)
     base = [figures.us_p50 for figures in taken[BASE]]
     for case, rounds in taken.items():
         if rounds and case not in absent:
@@ -111,8 +116,21 @@ def run(
             for figures in rounds:
                 result.untraced |= figures.untraced
     result.absent = _absent(absent)
-    result.warnings = warnings_of(result, sum(f.waits for r in taken.values() for f in r))
+    result.warnings = warnings_of(result)
     return result
+
+
+def _round(
+    cases: Iterable[Case], plan: Plan, taken: Mapping[Case, list[Figures]],
+    absent: dict[Case, str], telling: Progress,
+) -> None:
+    for case in cases:
+        if case not in absent:
+            try:
+                taken[case].append(measure(case, plan.run_s, trace=plan.trace))
+            except WayAbsent as reason:
+                absent[case] = str(reason)
+        telling.step(f"{case.way}, {label(case.timeout_ns)}")
 
 
 def find(
@@ -129,7 +147,7 @@ def find(
 
 def _row(case: Case, rounds: Sequence[Figures], base: Sequence[float]) -> dict[str, Any]:
     def middle(name: str) -> float:
-        return statistics.median(getattr(figures, name) for figures in rounds)
+        return float(statistics.median(getattr(figures, name) for figures in rounds))
 
     p50s = [figures.us_p50 for figures in rounds]
     row: dict[str, Any] = {
@@ -198,7 +216,7 @@ def kernel_check(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{ratio:.0f} times {CURE})."}
 
 
-def warnings_of(result: Result, waits: int) -> list[str]:
+def warnings_of(result: Result) -> list[str]:
     """What makes the figures doubtful: cause and remedy in one line each."""
     found = []
     cheap = [row for row in result.rows if row["timeout_ns"] == 0 and not row["napi_us"]]

@@ -28,7 +28,7 @@ def source(cell: dict[str, Any]) -> str:
 def test_the_parameters_cell_is_the_experiment_s(name: str) -> None:
     cells = cells_of(FOLDER / f"{name.replace('-', '_')}.ipynb")
     tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    assert [source(cell) for cell in tagged] == [experiment.load(name).parameters.as_cell()]
+    assert [source(cell) for cell in tagged] == [experiment.case(name).parameters.as_cell()]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,0 +1,231 @@
+"""The case expired-wait: a wait whose timeout has passed already still arms a timer.
+
+On Linux before the patch of the founding document, an io_uring wait with an expired timeout arms an
+hrtimer and calls schedule(), only to be told at once that the time is up. Each arm here is a way to
+wait, each policy a set of ring flags, each window a timeout. What the spin of the case dirty-list
+costs is made of these waits, so the run measures that spin too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import MachineError, UsageError, unknown
+from engine.waits import FLAGS, WayAbsent, ping, ways
+from lab import machine, napi, wait_commands, waits
+from lab.experiment import Arm, Interrupted, NotStored, Outcome
+from lab.parameters import Parameter, Parameters, Value
+from lab.progress import Progress
+from lab.runs import SCHEMA, RunStore
+
+SOURCE = ("the patch \"io_uring/wait: don't sleep on an already expired timeout\", io-uring "
+          "mailing list, 2026-11-04")
+# The arm of the case dirty-list that spins in any environment, and its two ways to make the wait.
+SPIN_ARM = "async+pipelined"
+SPIN_POLICIES = {"kernel": "shipped", "poll": "shipped+expired=poll"}
+_SPIN_SETUP = "defer"
+
+PARAMETERS = Parameters((
+    Parameter("timeouts", str, "0,1ns,1us,10us,50us,200us,1ms",
+              help="timeouts to wait for, with commas between"),
+    Parameter("napi", str, "0,20,1000",
+              help="NAPI busy polling in us, with commas between; 0 is none"),
+    Parameter("run_ms", float, 20.0, "ms", 1.0, 10_000.0,
+              help="how long a row is measured in a round"),
+    Parameter("repetitions", int, 3, "", 1, 1000, help="rounds; each measures every row once"),
+    Parameter("spin_seconds", float, 0.5, "s", 0.0, 60.0,
+              help="window of the dirty-list spin that its waits are held against; 0: none"),
+))
+
+
+@dataclass(frozen=True)
+class WaitCosts:
+    """The bench as a case of the run store; there is no state to judge, only what a wait costs."""
+
+    name: str
+    title: str
+    source: str
+    parameters: Parameters
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The ways to wait, each under every ring flags."""
+        return [Arm(way.name, way.what, FLAGS if way.ring else FLAGS[:1], window="wait")
+                for way in ways().values()]
+
+    def settings(
+        self, values: Mapping[str, Value], arms: Iterable[str] = (),
+        policies: Iterable[str] = (), repeat: int = 1,
+    ) -> list[Any]:
+        """The cases to measure, without those that need NAPI; UsageError as :class:`Case` says."""
+        return self.plan(values, arms, policies, repeat).cases()
+
+    def plan(
+        self, values: Mapping[str, Value], arms: Iterable[str] = (),
+        policies: Iterable[str] = (), repeat: int = 1,
+    ) -> waits.Plan:
+        """The plan of the bench for these values."""
+        for policy in policies:
+            if policy not in FLAGS:
+                raise unknown("ring flags", policy, FLAGS)
+        timeouts = waits.parse_timeouts(str(values["timeouts"]))
+        if not timeouts:
+            raise UsageError("timeouts is empty: give some, as 0,50us")
+        return waits.Plan(
+            ways=tuple(arms), timeouts_ns=timeouts, flags=tuple(policies) or FLAGS,
+            napi_us=_napi(str(values["napi"])), rounds=repeat,
+            run_s=float(values["run_ms"]) / 1e3,
+        )
+
+    def run(
+        self, parameters: Mapping[str, object] | None = None, *, arms: Iterable[str] = (),
+        policies: Iterable[str] = (), repeat: int | None = None,
+        progress: Progress | None = None, store: RunStore | None = None,
+    ) -> Outcome:
+        """Measure and store; raises Interrupted and NotStored with what was measured."""
+        values = self.parameters.resolve(
+            {**(parameters or {}), **({} if repeat is None else {"repetitions": repeat})}
+        )
+        plan = self.plan(values, list(arms), list(policies), int(values["repetitions"]))
+        plan.cases()
+        with napi.if_needed(plan.napi_us) as (socket, lacking):
+            result = waits.run(plan, socket=socket, progress=progress)
+        result.absent += lacking
+        further = {} if result.interrupted else _further(plan, values, result, bool(lacking))
+        outcome = self._store(values, result, further, store or RunStore())
+        if result.interrupted:
+            raise Interrupted(outcome, result.rounds, plan.rounds)
+        return outcome
+
+    def table(self, outcome: Outcome) -> str:
+        """The rows for a terminal."""
+        return wait_commands.rows_table(outcome.data["rows"])
+
+    def _store(
+        self, values: Mapping[str, Value], result: waits.Result, further: Mapping[str, Any],
+        store: RunStore,
+    ) -> Outcome:
+        conclusions = {"kernel_check": waits.kernel_check(result.rows), **further}
+        cut = f"interrupted by hand after {result.rounds} rounds" if result.interrupted else None
+        data: dict[str, Any] = {
+            "schema": SCHEMA, "experiment": self.name, "title": self.title, "source": self.source,
+            "parameters": dict(values), "machine": machine.describe(), "interrupted": cut,
+            "arms": arms_of(result), "rows": result.rows, "absent": result.absent,
+            "untraced": result.untraced, "warnings": result.warnings, "rounds": result.rounds,
+            **conclusions, "conclusions": list(conclusions),
+        }
+        try:
+            path = store.write(data)
+        except MachineError as error:
+            raise NotStored(str(error), Outcome({**data, "run": None}, None, None)) from error
+        return Outcome({**data, "run": path.name}, None, path)
+
+
+def arms_of(result: waits.Result) -> list[dict[str, Any]]:
+    """The rows in the form that every run has: an arm a way, a policy a set of flags, a window a
+    timeout. Rates are those of a loop of nothing but these waits."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in result.rows:
+        arm = found.setdefault((row["way"], row["flags"]), {
+            "arm": row["way"], "policy": row["flags"], "windows": {}, "broken": [],
+            "repetitions": result.rounds,
+        })
+        napi_us = f", NAPI {row['napi_us']} us" if row["napi_us"] else ""
+        per_s = 1e6 / row["us_mean"]
+        arm["windows"][waits.label(row["timeout_ns"]) + napi_us] = {
+            "seconds": row["seconds"], "repetitions": result.rounds, "waits_per_s": per_s,
+            "cpu_ms_per_s": 1e3 * row["cpu_us"] / row["us_mean"],
+            "voluntary_switches_per_s": row["voluntary_switches"] * per_s,
+        }
+    return list(found.values())
+
+
+# ---- NAPI ---------------------------------------------------------------------------------------
+
+
+def _napi(text: str) -> tuple[int, ...]:
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = [-1]
+    if any(not 0 <= one <= 1_000_000 for one in found):
+        raise UsageError(f"napi={text} is not allowed: give 0 to 1,000,000 us, commas between")
+    return tuple(dict.fromkeys([0, *found]))
+
+
+def ping_pong(napi_us: Iterable[int], seconds: float = 0.3) -> dict[str, Any] | None:
+    """Round trips over the veth pair, without and with busy polling; None if it cannot be had."""
+    rows = []
+    for us in napi_us:
+        try:
+            with napi.connection() as ends:
+                found = ping((ends.client.fileno(), ends.server.fileno()), us, seconds)
+        except (napi.NoNapi, WayAbsent):
+            continue
+        rows.append({"napi_us": us, "us_p50": found.us_p50, "us_p99": found.us_p99,
+                     "cpu_us": found.cpu_us, "pings": found.pings})
+    if not rows:
+        return None
+    told = ", ".join(f"{row['us_p50']:.1f} us " + (f"with NAPI {row['napi_us']} us"
+                                                   if row["napi_us"] else "without NAPI")
+                     for row in rows)
+    return {"rows": rows, "text": f"A round trip of one byte over the veth pair: {told}."}
+
+
+# ---- the tie to dirty-list ----------------------------------------------------------------------
+
+
+def spin(rows: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any] | None:
+    """The spin of the case dirty-list under the worker's two choices, against what its waits cost.
+
+    Per second of the worker's own CPU time, so that neighbours change nothing. None where the
+    waits were not measured.
+    """
+    from lab.dirty_list import EXPERIMENT, stall_of
+    from lab.ring_stall import measure_ring
+
+    values = EXPERIMENT.parameters.defaults()
+    arm = EXPERIMENT.arm(SPIN_ARM)
+    found = []
+    for choice, policy in SPIN_POLICIES.items():
+        wait = waits.find(rows, f"ring_worker_{choice}", 0, _SPIN_SETUP)
+        if wait is None:
+            continue
+        options = {"response_size": int(values["response_size"]),
+                   "so_sndbuf": int(values["sndbuf"]), "setup": _SPIN_SETUP, "max_connections": 64}
+        stalled = measure_ring(stall_of(arm.name, values), arm.name, arm.window, policy, 0, seconds,
+                               options)["windows"][arm.window]
+        cpu_s = stalled.cpu_ms_per_s / 1e3
+        found.append({
+            "expired": choice, "policy": policy, "wait_us": wait["cpu_us"],
+            "bound_per_cpu_s": 1e6 / wait["cpu_us"], "waits_per_s": stalled.waits_per_s,
+            "waits_per_cpu_s": stalled.waits_per_s / cpu_s,
+            "us_per_iteration": 1e6 * cpu_s / stalled.waits_per_s, "cpu_fraction": cpu_s,
+        })
+    if not found:
+        return None
+    told = "; ".join(
+        f"expired={one['expired']}: {one['wait_us']:.2f} us a wait allow at most "
+        f"{one['bound_per_cpu_s']:,.0f} turns per second of CPU, the spin made "
+        f"{one['waits_per_cpu_s']:,.0f} ({one['us_per_iteration']:.2f} us each)" for one in found)
+    return {"rows": found, "text": f"The spin of dirty-list is made of these waits. {told}."}
+
+
+def _further(
+    plan: waits.Plan, values: Mapping[str, Value], result: waits.Result, lacking: bool
+) -> dict[str, Any]:
+    """What belongs to the run beside the rows."""
+    polled = [us for us in plan.napi_us if us]
+    seconds = float(values["spin_seconds"])
+    pings = ping_pong((0, max(polled))) if polled and not lacking else None
+    return {"ping_pong": pings, "spin": spin(result.rows, seconds) if seconds >= 0.2 else None}
+
+
+EXPERIMENT = WaitCosts(
+    name="expired-wait",
+    title="A wait whose timeout has already passed",
+    source=SOURCE,
+    parameters=PARAMETERS,
+)
