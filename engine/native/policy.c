@@ -149,8 +149,9 @@ int policy_check(const rl_policy *policy)
 }
 
 /*
- * Under the detach lock, and on the worker just before it drains the queue: a hand-over either asked
- * the older policy and is found by that drain, or asks this one. The fence pairs with worker_nudge.
+ * Under the detach lock, and on the worker just before it drains the queue: a hand-over either
+ * asked the older policy and is found by that drain, or asks this one. The fence pairs with
+ * worker_nudge.
  */
 void policy_apply(struct worker *w, const rl_policy *policy)
 {

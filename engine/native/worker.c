@@ -322,7 +322,7 @@ void worker_dirty(struct worker *w)
 
 /* ---- housekeeping -------------------------------------------------------------------------- */
 
-/* Write timeouts are judged as of the wake-up: while a sync handler ran, SENDs may have completed. */
+/* Write timeouts are judged as of the wake-up: SENDs may have completed since, in a long pass. */
 void worker_house(struct worker *w)
 {
     bool due = w->next.why == RL_WHY_DEADLINE || w->next.why == RL_WHY_OVERDUE;
