@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -151,6 +152,17 @@ def measure(
     if result < 0:
         raise wait_error(-result, text(where) or case.way)
     return _figures(out)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """For many measurements: tracepoints stay attached meanwhile, which saves 0.1 s each."""
+    _, lib = native()
+    lib.rl_trace_hold()
+    try:
+        yield
+    finally:
+        lib.rl_trace_release()
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ costs is made of these waits, so the run measures that spin too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import MachineError, UsageError, unknown
-from engine.waits import FLAGS, WayAbsent, ping, ways
+from engine.waits import FLAGS, Case, WayAbsent, measure, ping, ways
 from lab import machine, napi, wait_commands, waits
 from lab.experiment import Arm, Interrupted, NotStored, Outcome
 from lab.parameters import Parameter, Parameters, Value
@@ -26,6 +26,7 @@ SOURCE = ("the patch \"io_uring/wait: don't sleep on an already expired timeout\
 SPIN_ARM = "async+pipelined"
 SPIN_POLICIES = {"kernel": "shipped", "poll": "shipped+expired=poll"}
 _SPIN_SETUP = "defer"
+_BESIDE_S = 0.1
 
 PARAMETERS = Parameters((
     Parameter("timeouts", str, "0,1ns,1us,10us,50us,200us,1ms",
@@ -177,11 +178,12 @@ def ping_pong(napi_us: Iterable[int], seconds: float = 0.3) -> dict[str, Any] | 
 # ---- the tie to dirty-list ----------------------------------------------------------------------
 
 
-def spin(rows: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any] | None:
+def spin(names: Iterable[str], seconds: float) -> dict[str, Any] | None:
     """The spin of the case dirty-list under the worker's two choices, against what its waits cost.
 
-    Per second of the worker's own CPU time, so that neighbours change nothing. None where the
-    waits were not measured.
+    Each wait is measured just before and just after its spin, and the cheaper of the two taken,
+    for it is to be a bound. All per second of the worker's own CPU time, so that neighbours who
+    take the CPU change nothing. None where ``names`` holds neither of the waits.
     """
     from lab.dirty_list import EXPERIMENT, stall_of
     from lab.ring_stall import measure_ring
@@ -190,17 +192,19 @@ def spin(rows: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any] | 
     arm = EXPERIMENT.arm(SPIN_ARM)
     found = []
     for choice, policy in SPIN_POLICIES.items():
-        wait = waits.find(rows, f"ring_worker_{choice}", 0, _SPIN_SETUP)
-        if wait is None:
+        wait = Case(f"ring_worker_{choice}", 0, _SPIN_SETUP)
+        if wait.way not in names:
             continue
         options = {"response_size": int(values["response_size"]),
                    "so_sndbuf": int(values["sndbuf"]), "setup": _SPIN_SETUP, "max_connections": 64}
+        before = measure(wait, _BESIDE_S, trace=False)
         stalled = measure_ring(stall_of(arm.name, values), arm.name, arm.window, policy, 0, seconds,
                                options)["windows"][arm.window]
+        wait_us = min(before.cpu_us, measure(wait, _BESIDE_S, trace=False).cpu_us)
         cpu_s = stalled.cpu_ms_per_s / 1e3
         found.append({
-            "expired": choice, "policy": policy, "wait_us": wait["cpu_us"],
-            "bound_per_cpu_s": 1e6 / wait["cpu_us"], "waits_per_s": stalled.waits_per_s,
+            "expired": choice, "policy": policy, "wait_us": wait_us,
+            "bound_per_cpu_s": 1e6 / wait_us, "waits_per_s": stalled.waits_per_s,
             "waits_per_cpu_s": stalled.waits_per_s / cpu_s,
             "us_per_iteration": 1e6 * cpu_s / stalled.waits_per_s, "cpu_fraction": cpu_s,
         })
@@ -218,9 +222,10 @@ def _further(
 ) -> dict[str, Any]:
     """What belongs to the run beside the rows."""
     polled = [us for us in plan.napi_us if us]
+    names = {row["way"] for row in result.rows if row["flags"] == _SPIN_SETUP}
     seconds = float(values["spin_seconds"])
     pings = ping_pong((0, max(polled))) if polled and not lacking else None
-    return {"ping_pong": pings, "spin": spin(result.rows, seconds) if seconds >= 0.2 else None}
+    return {"ping_pong": pings, "spin": spin(names, seconds) if seconds >= 0.2 else None}
 
 
 EXPERIMENT = WaitCosts(

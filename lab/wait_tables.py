@@ -20,11 +20,11 @@ GIVEN_UP = {
     "io_uring_peek_cqe": "No system call, so completions that the kernel holds back for this task "
                          "(COOP_TASKRUN, DEFER_TASKRUN) are never seen: a lost wake-up.",
     "epoll_wait": "Another set to keep, a second call to reap, and deadlines in whole ms.",
+    "ring_worker_poll": "The worker's own get_events: its spin turns faster, not rarer. It takes "
+                        "the cost out of one wait, not the fault out of the loop.",
     "eventfd_workaround": "A second thread, woken once a wait; it misses deadlines when the "
                           "machine is busy, and the wait then times out after all.",
     "eventfd_workaround_spin": "A whole CPU for the thread that watches the deadline.",
-    "ring_worker_poll": "The worker's own get_events: its spin turns faster, not rarer. It takes "
-                        "the cost out of one wait, not the fault out of the loop.",
 }
 _ICOUNT = "QEMU icount"
 _RING = "io_uring_wait_cqe_timeout"
@@ -88,7 +88,7 @@ def flags_table(run: Run) -> Table:
     for name in dict.fromkeys(row["way"] for row in run.data["rows"] if ways()[row["way"]].ring):
         found = [waits.find(run.data["rows"], name, 0, one) for one in flags]
         if any(found):
-            rows.append([Cell("ring"), Cell(name),
+            rows.append([Cell(""), Cell(name),
                          *(Cell(figure(one["us_p50"]) if one else NONE) for one in found)])
     return Table("Ring flags hardly matter to a wait with nothing to reap", columns, rows,
                  notes(run))
@@ -203,7 +203,7 @@ def _own_kernels(store: RunStore) -> list[list[Cell]]:
         row = waits.find(one["rows"], _RING, 0)
         if row:
             has = one["kernel_check"]["has_check"]
-            rows.append([Cell(f"here, {run.name}"), Cell(one["release"]),
+            rows.append([Cell("here"), Cell(one["release"]),
                          Cell({True: "with the check", False: "before"}.get(has, "?")),
                          Cell(figure(row["us_p50"])), _count(row["voluntary_switches"]),
                          _count(row["timer_starts"])])

@@ -7,6 +7,7 @@ and their scatter says whether the machine was quiet enough. The measuring is na
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import statistics
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import UsageError
-from engine.waits import FLAGS, TRACES, Case, Figures, WayAbsent, measure, way, ways
+from engine.waits import FLAGS, TRACES, Case, Figures, WayAbsent, measure, tracing, way, ways
 from lab.progress import Progress, shown
 
 BASE = Case("epoll_wait", 0)
@@ -100,7 +101,8 @@ def run(
     absent: dict[Case, str] = {}
     done = 0
     try:
-        with shown(progress or Progress(), len(cases) * plan.rounds, "waits") as telling:
+        with (shown(progress or Progress(), len(cases) * plan.rounds, "waits") as telling,
+              tracing() if plan.trace else contextlib.nullcontext()):
             for number in range(plan.rounds):
                 _round(cases if number % 2 == 0 else cases[::-1], plan, taken, absent, telling)
                 done += 1

@@ -62,6 +62,11 @@ typedef struct {
 int rl_wait_measure(const rl_wait_case *asked, rl_wait_figures *out, char *where,
                     size_t where_size);
 
+/* The first counter of a trace event and the closing of the last one each take the kernel tens of
+ * milliseconds. Between these two calls, which nest, one counter of each is kept open. */
+void rl_trace_hold(void);
+void rl_trace_release(void);
+
 typedef struct {
     int32_t sockets[2];  /* the two ends of a TCP connection */
     int32_t setup;       /* enum rl_wait_setup of the pinging end's ring */

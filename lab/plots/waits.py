@@ -133,7 +133,8 @@ def _panel(frame: pd.DataFrame, timeouts: Sequence[int], quantity: str, axis: st
             **{name: list(part[name]) for name in ("x", "way", "us_p50", "overrun_us_p50")},
             "y": list(part[quantity]), "shown": [label(ns) for ns in part["timeout_ns"]],
         })
-        plot.line("x", "y", source=source, line_color=colour, line_dash=dash, line_width=2)
+        if len(part) > 2:  # between two points a line would claim what nobody measured
+            plot.line("x", "y", source=source, line_color=colour, line_dash=dash, line_width=2)
         drawn.append(plot.scatter("x", "y", source=source, marker=marker, size=8,
                                   fill_color=colour, line_color=palette.INK, line_width=0.6))
     hover.renderers = drawn
