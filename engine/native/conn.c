@@ -268,9 +268,9 @@ static void apply_send(struct worker *w, struct conn *c, int result)
     }
     ADD(w->count.bytes_sent, (uint64_t)result);
     STORE(c->sent, c->sent + (uint64_t)result);
+    if ((uint64_t)result < send_buf(c)->bytes && (uint64_t)result < out_front(send_buf(c)))
+        ADD(w->count.sends_short, 1); /* not merely more pieces than one SEND takes */
     out_consume(send_buf(c), (uint64_t)result);
-    if (send_buf(c)->bytes)
-        ADD(w->count.sends_short, 1);
     w->progress = true;
 }
 

@@ -43,6 +43,7 @@ struct out {
 bool out_text(struct out *out, const uint8_t *data, uint32_t len);
 bool out_slice(struct out *out, const uint8_t *at, uint32_t len);
 int out_iov(const struct out *out, struct iovec *iov, int most);
+uint64_t out_front(const struct out *out); /* bytes in an iovec of the first RL_IOV_MAX pieces */
 void out_consume(struct out *out, uint64_t bytes);
 void out_clear(struct out *out);
 void out_free(struct out *out);

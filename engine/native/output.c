@@ -76,6 +76,14 @@ int out_iov(const struct out *out, struct iovec *iov, int most)
     return n;
 }
 
+uint64_t out_front(const struct out *out)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = out->head; i < out->count && i < out->head + RL_IOV_MAX; i++)
+        bytes += out->pieces[i].len;
+    return bytes;
+}
+
 void out_consume(struct out *out, uint64_t bytes)
 {
     STORE(out->bytes, out->bytes - bytes);
