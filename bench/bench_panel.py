@@ -104,9 +104,9 @@ def see(panel: LivePanel, seconds: float) -> None:
 
 def rate(server: RingServer) -> float:
     """Waits per second of the worker over a stretch without a panel."""
-    before, begun = server.counters()["waits"], time.monotonic()
+    before, begun = int(server.counters()["waits"]), time.monotonic()
     time.sleep(SECONDS)
-    return float(server.counters()["waits"] - before) / (time.monotonic() - begun)  # type: ignore[operator]
+    return (int(server.counters()["waits"]) - before) / (time.monotonic() - begun)
 
 
 def worker_ns(server: RingServer) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import PRESETS
+from engine.errors import UsageError
 from engine.parameters import LIVE, Range
 from engine.policy import method_name, table
 from lab.choreography import MAX_CLIENTS
@@ -91,6 +92,14 @@ def panel_controls(parameters: Parameters) -> dict[str, Control]:
         **controls,
         "clients": Control(clients, "stalled clients", CONNECTION),
     }
+
+
+def refuse_other(experiment: str, parameters: Parameters) -> None:
+    """UsageError for an experiment whose parameters are not those of the ring server's clients."""
+    missing = [name for name, _, _ in _FROM_EXPERIMENT if name not in parameters]
+    if missing:
+        raise UsageError(f"the live panel drives the ring server and its clients; the experiment "
+                         f"'{experiment}' has no {', '.join(missing)} (dirty-list has them)")
 
 
 def server_value(name: str, value: Value) -> tuple[str, Value] | None:

@@ -51,7 +51,7 @@ class Feed:
                              "second")
         self.samples = Samples()
         self.lost = 0
-        self.hz = hz
+        self.hz = self._wanted_hz = hz
         self.zero_ns = time.monotonic_ns()
         self.cost = 0.0
         """Share of a core: this thread, and the kernel's thread that sends."""
@@ -72,7 +72,8 @@ class Feed:
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._costs: deque[tuple[float, int]] = deque(maxlen=64)
+        self._costs: deque[tuple[float, int]] = deque(maxlen=256)
+        self._cost_from = time.monotonic() + _COST_S / 2
         self._io_tid = _io_thread()
         self._thread = threading.Thread(target=self._run, name="ringlab-feed", daemon=True)
         self._thread.start()
@@ -146,6 +147,7 @@ class Feed:
             self._unsent, self._new_marks = 0, []
             self._shown = rows[-1] if len(rows) else None
             self._post(rows, list(self._marks), reset=True)
+            self._cost_from = time.monotonic() + _COST_S / 2
 
     def close(self, seconds: float = 5.0) -> bool:
         """Ends the thread; whether it has ended."""
@@ -233,6 +235,9 @@ class Feed:
     def _account(self) -> None:
         """Works out the own cost; halves the rate when it is above the budget."""
         now, spent = time.monotonic(), time.thread_time_ns()
+        if now < self._cost_from:  # what a page needs once is no running cost
+            self._costs.clear()
+            return
         if self._io_tid is not None:
             spent += thread_clock_ns(os.getpid(), self._io_tid) or 0
         self._costs.append((now, spent))
@@ -242,8 +247,13 @@ class Feed:
         if seconds < 1.0:
             return
         self.cost = (spent - self._costs[0][1]) / 1e9 / seconds
-        if self.cost > BUDGET and seconds > _COST_S / 2 and self.hz > SLOWEST_HZ:
-            self.hz = max(SLOWEST_HZ, self.hz / 2)
+        if seconds > _COST_S / 2:
+            self._keep_to_budget()
+
+    def _keep_to_budget(self) -> None:
+        slower = self.cost > BUDGET and self.hz > SLOWEST_HZ
+        if slower or (self.cost < 0.45 * BUDGET and self.hz < self._wanted_hz):
+            self.hz = max(SLOWEST_HZ, self.hz / 2) if slower else min(self._wanted_hz, self.hz * 2)
             self._cut.step = 1 / self.hz
             self._costs.clear()
 

@@ -59,6 +59,7 @@ class LivePanel:
         store: RunStore | None = None, **values: Value,
     ) -> None:
         self.experiment = experiments.load(experiment)
+        controlling.refuse_other(self.experiment.name, self.experiment.parameters)
         self.controls = controlling.panel_controls(self.experiment.parameters)
         self.values: dict[str, Value] = {
             name: control.parameter.default for name, control in self.controls.items()
@@ -92,7 +93,8 @@ class LivePanel:
         settings = {name: value for each, number in self.values.items()
                     if (pair := controlling.server_value(each, number)) for name, value in [pair]}
         settings["handler_ms"] = 0 if self._held else settings["handler_ms"]
-        return RingServer(policy, max_connections=256, stop_grace_ms=200, **settings)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"max_connections": 256, "stop_grace_ms": 200, **settings}
+        return RingServer(policy, **options)
 
     def _begin(self) -> None:
         self.judge = LiveJudge()
@@ -215,9 +217,11 @@ class LivePanel:
     def _received(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "hello":
-            self._hello(str(message.get("view")), bool(message.get("setup", True)))
+            self._hello(message)
         elif kind in ("seen", "here", "hidden", "bye"):
-            self.watch.report(str(kind), str(message.get("view")))
+            if self.watch.report(str(kind), str(message.get("view")),
+                                 int(message.get("number", 0)), bool(message.get("sight"))):
+                self.desk.put(lambda: self._introduce(False))
         elif self.state != "open":
             return
         elif kind == "set":
@@ -235,8 +239,9 @@ class LivePanel:
             begun, ended = message.get("from"), message.get("to")
             self.desk.put(lambda: self._span(begun, ended), key="span")
 
-    def _hello(self, view: str, setup: bool) -> None:
-        self.watch.hello(view)
+    def _hello(self, message: dict[str, Any]) -> None:
+        self.watch.hello(str(message.get("view")), int(message.get("number", 0)))
+        setup = bool(message.get("setup", True))
         if self.state == "resting":
             threading.Thread(target=self._resume, name="ringlab-resume", daemon=True).start()
         if self.state == "open":
@@ -476,6 +481,10 @@ class LivePanel:
         self.board.say(brief(error), error=True)
 
     def _failed(self, error: BaseException) -> None:
+        try:
+            self.server.check()  # what ended the server is the reason of whatever failed after it
+        except RinglabError as reason:
+            error = reason
         if self.state == "open":
             self.board.say(brief(error), error=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lab import experiment as experiments
 from lab.experiment import Experiment
 from lab.parameters import Value
 
@@ -50,11 +49,6 @@ def presets(experiment: Experiment) -> list[Preset]:
                _SETS.get(arm.name, {}))
         for arm in experiment.arms
     ]
-
-
-def ring_cases() -> list[str]:
-    """The cases whose engine this panel can drive: those of the ring server."""
-    return [name for name in experiments.names() if name == "dirty-list"]
 
 
 def arm_of(route: str, depth: int, poked: bool, held: bool) -> str | None:

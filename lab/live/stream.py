@@ -100,29 +100,47 @@ class Watch:
         self._reported: float | None = None
         self._bye: float | None = None
         self._in_sight: set[str] = set()
+        self._numbers: dict[str, int] = {}
         self._waiting_since: float | None = None
         self._behind = 0
 
-    def hello(self, view: str) -> None:
+    def hello(self, view: str, number: int = 0) -> None:
         """A view was opened, or came into sight again."""
+        if not self._newer(view, number):
+            return
         self._reported = self._clock()
         self._bye = self._waiting_since = None
         self._behind = 0
         self._in_sight.add(view)
 
-    def report(self, kind: str, view: str) -> None:
-        """A view said ``seen`` (a frame was painted), ``here``, ``hidden`` or ``bye``."""
+    def report(self, kind: str, view: str, number: int = 0, sight: bool = False) -> bool:
+        """A view said ``seen`` (a frame was painted), ``here``, ``hidden`` or ``bye``.
+
+        ``number`` counts a view's messages: the kernel may hand them over in another order. Whether
+        the view is in ``sight`` though it was taken to be hidden, so that it lacks the newest rows.
+        """
         now = self._clock()
         self._reported = now
         if kind == "seen":
-            self._waiting_since, self._behind, self._bye = None, 0, None
-            self._in_sight.add(view)
-        elif kind == "here":
+            self._waiting_since, self._behind = None, 0
+        if not self._newer(view, number):
+            return False
+        if kind in ("seen", "here"):
             self._bye = None
-        else:
-            self._in_sight.discard(view)
-            if kind == "bye" and not self._in_sight:
-                self._bye = now
+            missed = sight and view not in self._in_sight
+            if kind == "seen" or sight:
+                self._in_sight.add(view)
+            return missed
+        self._in_sight.discard(view)
+        if kind == "bye" and not self._in_sight:
+            self._bye = now
+        return False
+
+    def _newer(self, view: str, number: int) -> bool:
+        newer = number == 0 or number > self._numbers.get(view, 0)
+        if newer:
+            self._numbers[view] = number
+        return newer
 
     def sent(self) -> None:
         """A frame went out; until one is reported as seen, somebody may be gone."""

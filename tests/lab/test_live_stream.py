@@ -176,6 +176,20 @@ def test_frames_go_out_only_while_a_view_sees_them() -> None:
     assert watch.watched
 
 
+def test_messages_that_arrive_in_another_order_do_not_blind_it() -> None:
+    watch = Watch(Clock())
+    watch.hello("a", 1)
+    watch.hello("a", 3)
+    watch.report("hidden", "a", 2)
+    assert watch.watched, "it was hidden before it came into sight"
+    watch.report("hidden", "a", 4)
+    assert not watch.watched
+    assert not watch.report("here", "a", 5, False)
+    assert watch.report("here", "a", 6, True), "it missed rows, and gets the history"
+    assert watch.watched
+    assert not watch.report("here", "a", 7, True)
+
+
 def test_one_of_two_views_may_go() -> None:
     watch = Watch(Clock())
     watch.hello("a")
@@ -225,8 +239,9 @@ def complete(feed: Feed) -> None:
 def test_no_sample_is_lost_while_it_streams(server: RingServer) -> None:
     feed, view, _ = feeding(server)
     try:
-        server.set(wait_cap_ms=5)
-        time.sleep(1.0)
+        time.sleep(0.4)
+        server.set(wait_cap_ms=2)
+        time.sleep(0.8)
     finally:
         assert feed.close()
     complete(feed)

@@ -18,13 +18,16 @@ function render({ model, el: place }) {
   });
   root.setAttribute("aria-label", model.get("page") === "panel" ? "Live panel" : "Stepper");
   place.append(root);
+  let inSight = false;
   let gone = false;
+  let number = 0;
   const send = (message) => {
     if (gone) {
       return;
     }
     try {
-      model.send({ ...message, view });
+      number += 1;
+      model.send({ ...message, view, number, sight: inSight });
     } catch {
       lost();
     }
@@ -34,7 +37,6 @@ function render({ model, el: place }) {
     page.lost("the kernel has gone: run the cell again");
   };
   const page = new PAGES[model.get("page")](model, root, send);
-  let inSight = false;
   const hello = () => send({
     kind: "hello", setup: !page.isSetUp, bokeh: model.get("page") !== "panel" || bokeh.claimed(),
   });
