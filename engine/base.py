@@ -151,9 +151,11 @@ class Engine:
     ) -> None:
         try:
             self.close()
-        except PolicyError:
-            if error is None:
+        except PolicyError as failed:
+            # A broken connection in the block is what the stopped worker led to, not the cause.
+            if error is None or isinstance(error, OSError):
                 raise
+            error.add_note(str(failed))
 
     def __repr__(self) -> str:
         what = f"{type(self).__name__} {self._policy.name}"

@@ -62,6 +62,12 @@ PRESETS: dict[str, Preset] = {
             {"send-wait": "timed"},
         ),
         (
+            "both",
+            "shipped with the two fixes of membership and of timed-wait, and no other change: quiet,"
+            " though a response may still land inside another",
+            {"membership": "leave", "send-wait": "timed"},
+        ),
+        (
             "no-timer",
             "shipped, but a zero timeout polls instead of arming a timer: the spin, made cheaper",
             {"expired": "poll"},

@@ -32,14 +32,16 @@ SOURCE = (
     'slow client" in goceleris/celeris, with its correction (2026), and its neighbours #750, #751, '
     "#800, #801"
 )
-STALL_POLICIES = ("shipped", "membership", "timeout", "timed-wait", "fixed", "tickless")
+STALL_POLICIES = (
+    "shipped", "membership", "timeout", "timed-wait", "both", "fixed", "tickless",
+)
 HELD_POLICIES = ("shipped", "held-listed", "held-unlisted", "fixed", "tickless")
-# The two fixes of the founding document, alone and together: membership, wait after a SEND.
+# Two changes and nothing else, alone and together: membership, wait after a SEND.
 TWO_BY_TWO = {
     "shipped": ("stays listed", "no timeout"),
     "membership": ("leaves the list", "no timeout"),
     "timed-wait": ("stays listed", "timed"),
-    "fixed": ("leaves the list", "timed"),
+    "both": ("leaves the list", "timed"),
 }
 # A second response of about the size of the founding document's (103 bytes with its head).
 SMALL = 64
@@ -152,7 +154,7 @@ def repetition(setting: Setting) -> Repetition:
         "max_connections": 64,
     }
     measured = measure_ring(
-        stall_of(arm.name, values), arm.name, arm.window, setting.policy, setting.repetition,
+        stall_of(arm.name, values), arm.name, arm.window, setting.served, setting.repetition,
         float(values["seconds"]), options,
     )
     return Repetition(setting, **measured)
@@ -264,16 +266,15 @@ def two_by_two(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             })
     if not cells:
         return None
-    good = [
-        policy for policy in TWO_BY_TWO
-        if all(cell["state"] == "quiet" and cell["complete"]
-               for cell in cells if cell["policy"] == policy)
-    ]
-    return {
-        "cells": cells,
-        "quiet_everywhere": good,
-        "text": f"Quiet and complete in every arm: {', '.join(good) or 'no combination'}.",
-    }
+    quiet = [policy for policy in TWO_BY_TWO if all(
+        cell["state"] == "quiet" for cell in cells if cell["policy"] == policy)]
+    disordered = [policy for policy in quiet if not all(
+        cell["complete"] for cell in cells if cell["policy"] == policy)]
+    text = f"Quiet in every arm: {', '.join(quiet) or 'none of the four'}."
+    if disordered:
+        text += (f" Under {', '.join(disordered)} bytes still arrive out of order: writing behind "
+                 "the SEND is a change of its own.")
+    return {"cells": cells, "quiet_everywhere": quiet, "text": text}
 
 
 def _find(

@@ -53,6 +53,12 @@ class Setting:
     policy: str
     repetition: int
     values: Mapping[str, Value]
+    rule: Any = None  # a policy of the caller's own, whose name policy is
+
+    @property
+    def served(self) -> Any:
+        """What an engine is started with."""
+        return self.policy if self.rule is None else self.rule
 
 
 @dataclass(frozen=True)
@@ -200,24 +206,25 @@ class Experiment:
         self,
         values: Mapping[str, Value],
         arms: Iterable[str] = (),
-        policies: Iterable[str] = (),
+        policies: Iterable[Any] = (),
         repeat: int = 1,
     ) -> list[Setting]:
         """Every repetition to make, in its order: each round does all arms once.
 
         ``policies`` selects among those of each arm; one that no arm lists (such as
-        ``shipped+membership=leave``) is taken for all of them.
+        ``shipped+membership=leave``, or a Policy class of your own) is taken for all of them.
         """
         chosen = [self.arm(name) for name in dict.fromkeys(arms)] or list(self.arms)
         asked = list(dict.fromkeys(policies))
-        pairs = [(arm, policy) for arm in chosen for policy in self._policies(arm, asked)]
+        pairs = [(arm, each) for arm in chosen for each in self._policies(arm, asked)]
         if not pairs:
             listed = "; ".join(f"{arm.name}: {', '.join(arm.policies)}" for arm in chosen)
-            raise UsageError(f"no arm is run under {', '.join(asked)}; policies are {listed}")
+            names = ", ".join(map(str, asked))
+            raise UsageError(f"no arm is run under {names}; policies are {listed}")
         return [
-            Setting(arm, policy, number, values)
+            Setting(arm, policy, number, values, rule)
             for number in range(repeat)
-            for arm, policy in pairs
+            for arm, (policy, rule) in pairs
         ]
 
     def run(
@@ -225,7 +232,7 @@ class Experiment:
         parameters: Mapping[str, object] | None = None,
         *,
         arms: Iterable[str] = (),
-        policies: Iterable[str] = (),
+        policies: Iterable[Any] = (),
         repeat: int | None = None,
         progress: Progress | None = None,
         store: RunStore | None = None,
@@ -263,15 +270,18 @@ class Experiment:
         return (f"{console.arms_table(outcome.arms)}\nw/s: waits per second. Complete: every byte, "
                 "in order (ORDER: all there, but not).")
 
-    def _policies(self, arm: Arm, asked: Sequence[str]) -> Sequence[str]:
+    def _policies(self, arm: Arm, asked: Sequence[Any]) -> list[tuple[str, Any]]:
+        """Name and, for one of the caller's own, the policy itself."""
         if not asked:
-            return arm.policies
+            return [(policy, None) for policy in arm.policies]
         from engine import resolve
 
         listed = {policy for each in self.arms for policy in each.policies}
-        names = {policy: resolve(policy).name for policy in asked}
+        found = [resolve(policy) for policy in asked]
         return [
-            name for name in names.values() if name in arm.policies or name not in listed
+            (each.name, each if each.custom is not None else None)
+            for each in found
+            if each.name in arm.policies or each.name not in listed
         ]
 
     def _finish(

@@ -22,6 +22,10 @@ DELAY_S = 2.0
 NOTE_VARIABLE = "RINGLAB_PROGRESS_NOTE"
 
 
+# Steps of these names differ so much in length that the time left cannot be told from their count.
+UNEVEN = {"cells"}
+
+
 class Progress:
     """Says nothing; the base of those that do."""
 
@@ -47,7 +51,8 @@ class TerminalProgress(Progress):
         self.end()
         self._bar = tqdm(
             total=total, desc=what, file=sys.stderr, delay=DELAY_S, leave=False, mininterval=0.2,
-            dynamic_ncols=True, bar_format="{desc} {n}/{total} |{bar:20}| {remaining} {postfix}",
+            dynamic_ncols=True, bar_format="{desc} {n}/{total} |{bar:20}| "
+            + ("" if what in UNEVEN else "{remaining} ") + "{postfix}",
         )
 
     def step(self, done: str, count: int = 1) -> None:
@@ -84,7 +89,7 @@ class LineProgress(Progress):
             return
         self._shown = now
         left = ""
-        if self._done:
+        if self._done and self._what not in UNEVEN:
             left = f", {(now - self._begun) / self._done * (self._total - self._done):.0f} s left"
         self._show(f"{self._what}: {self._done} of {self._total}{left} ({done})")
 

@@ -156,7 +156,7 @@ class Stalled:
 
 
 def measure_ring(
-    stall: Stall, arm: str, window: str, policy: str, repetition: int,
+    stall: Stall, arm: str, window: str, policy: Any, repetition: int,
     seconds: float, options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything of a :class:`lab.experiment.Repetition` but its setting, as keywords for it.
@@ -179,16 +179,21 @@ def measure_ring(
                 player.play((ReadAll(),))
                 windows[DRAIN] = window_between(DRAIN, before, Snapshot.take(target))
             delivered = player.delivered()
-        samples = clock.label(flatten_array(server.samples()), arm, policy, repetition)
+        samples = clock.label(
+            flatten_array(server.samples()), arm, server.policy.name, repetition
+        )
         evidence = seen.evidence()
-        honoured = honours_write_timeout(server, stall.steps) if stall.write_timeout else None
+        waits = any(one.sending or one.held for one in seen.connections)
+        honoured = None  # without a SEND that waits there is nothing to time out
+        if stall.write_timeout and waits:
+            honoured = honours_write_timeout(server, stall.steps)
         evidence["others_wait_ms"] = others_wait_ms(server, stall.steps)
         return {
             "windows": windows,
             "delivered": delivered,
             "decisions": server.policy.choices,
             "honours_write_timeout": honoured,
-            "send_in_flight": any(one.sending or one.held for one in seen.connections),
+            "send_in_flight": waits,
             "polls_by_design": server.ring().setup == "sqpoll",
             "evidence": evidence,
             "engine": engine_facts(server),

@@ -40,6 +40,8 @@ _EXPERIMENT = re.compile(r"[a-z0-9][a-z0-9-]*")
 # What the disk or its rights can refuse; anything else in here is a fault of this program.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG,
              errno.ENOTDIR, errno.EEXIST, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
+_AROUND = {"idle", "drain"}
+_PASSING = {"load", "steal_fraction", "memory_available_bytes", "thread_id"}
 # The figures of a window that two runs are compared by, with their units.
 FIGURES = {
     "waits_per_s": "1/s",
@@ -281,6 +283,9 @@ def compare(run_a: Run, run_b: Run) -> list[dict[str, Any]]:
     ``FIGURES``, ``NAME_a``, ``NAME_b`` and ``NAME_ratio`` (b over a). None stands for what one of
     them lacks, and for a ratio to zero. See :func:`differences` before reading a ratio.
     """
+    if run_a.experiment != run_b.experiment:
+        raise UsageError(f"{run_a.name} is a run of {run_a.experiment}, {run_b.name} of "
+                         f"{run_b.experiment}: compare two runs of one experiment")
     a, b = _by_window(run_a), _by_window(run_b)
     rows = []
     for key in list(a) + [key for key in b if key not in a]:
@@ -298,22 +303,34 @@ def compare(run_a: Run, run_b: Run) -> list[dict[str, Any]]:
 def differences(run_a: Run, run_b: Run) -> list[dict[str, Any]]:
     """The parameters and machine facts in which two runs differ: ``what``, ``name``, ``a``, ``b``.
 
-    Load and free memory always differ and are left out.
+    Facts of facts are named with a dot (``engine.setup``). What always differs (load, free memory,
+    thread numbers) is left out.
     """
-    passing = {"load", "steal_fraction", "memory_available_bytes"}
     rows = []
     for what in ("parameters", "machine"):
-        left, right = run_a.data[what], run_b.data[what]
-        for name in sorted((left.keys() | right.keys()) - passing):
+        left, right = _flat(run_a.data[what]), _flat(run_b.data[what])
+        for name in sorted(left.keys() | right.keys()):
             a, b = left.get(name), right.get(name)
-            if a != b:
+            if a != b and not _PASSING & set(name.split(".")):
                 rows.append({"what": what, "name": name, "a": a, "b": b})
     return rows
 
 
+def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[before + name] = value
+    return flat
+
+
 def _by_window(run: Run) -> dict[tuple[str, str, str], tuple[str | None, Mapping[str, Any]]]:
+    """The state belongs to the window in which the loop was to sleep, not to those around it."""
     return {
-        (arm["arm"], arm.get("policy", ""), window): (arm.get("state"), figures)
+        (arm["arm"], arm.get("policy", ""), window): (
+            None if window in _AROUND else arm.get("state"), figures)
         for arm in run.arms
         for window, figures in arm.get("windows", {}).items()
     }

@@ -45,11 +45,13 @@ def df_series(
 ) -> pd.DataFrame:
     """One row per ``bin_s`` seconds of one repetition (the first unless asked otherwise).
 
-    Columns: t_s (middle of the bin, seconds since the repetition began), window (empty between
-    windows), ``NAME_per_s`` for iterations, waits, wasted and every why_*, cpu_ms_per_s of the
+    Windows begin and end with a bin, so that no bin mixes a stall with what follows it.
+
+    Columns: t_s (middle of the bin, seconds since the repetition began), from_s and to_s (its
+    edges), window (empty between windows), ``NAME_per_s`` for iterations, waits, wasted and every why_*, cpu_ms_per_s of the
     worker's thread, on_queue_fraction (0 to 1), taken_mib (response bytes that the socket has taken
     since the repetition began), list_length and sending at the end of the bin. ``attrs["windows"]``
-    holds name, start and end of each window, for a window may be shorter than a bin.
+    holds name, start and end of each window; ``attrs["taken"]`` every sample's time and taken_mib.
     """
     samples = run.df_samples()
     rows = samples[(samples["arm"] == arm) & (samples["policy"] == policy)]
@@ -59,24 +61,27 @@ def df_series(
     rows = rows[rows["repetition"] == repetition].sort_values("t_s")
     if len(rows) < 2:
         raise UsageError(f"{arm} under {policy} has no repetition {repetition} with two samples")
-    at = _edges(rows["t_s"].to_numpy(dtype=float), bin_s)
+    windows, times = spans(rows), rows["t_s"].to_numpy(dtype=float)
+    at = _edges(times, bin_s, [edge for _, start, end in windows for edge in (start, end)])
     cut = rows.iloc[at]
-    seconds = np.diff(cut["t_s"].to_numpy(dtype=float))
+    seconds = np.diff(times[at])
     change = {name: np.diff(cut[name].to_numpy(dtype=float)) for name in cut.columns
               if name in _RATES or name in ("thread_cpu_ns", "run_ns", "queue_ns")}
-    frame = pd.DataFrame({"t_s": cut["t_s"].to_numpy()[1:] - seconds / 2})
+    frame = pd.DataFrame({"t_s": times[at][1:] - seconds / 2,
+                          "from_s": times[at][:-1], "to_s": times[at][1:]})
     frame["window"] = rows["window"].fillna("").to_numpy()[(at[1:] + at[:-1] + 1) // 2]
     for name in _RATES:
         frame[f"{name}_per_s"] = change[name] / seconds
     frame["cpu_ms_per_s"] = change["thread_cpu_ns"] / 1e6 / seconds
     on_queue = (change["run_ns"] + change["queue_ns"]) / 1e9 / seconds
     frame["on_queue_fraction"] = np.clip(on_queue, 0.0, 1.0)
-    taken = cut["bytes_sent"].to_numpy(dtype=float) + cut["bytes_direct"].to_numpy(dtype=float)
-    frame["taken_mib"] = (taken - taken[0])[1:] / 2**20
+    taken = rows["bytes_sent"].to_numpy(dtype=float) + rows["bytes_direct"].to_numpy(dtype=float)
+    taken = (taken - taken[0]) / 2**20
+    frame["taken_mib"] = taken[at][1:]
     for gauge in ("list_length", "sending"):
         frame[gauge] = cut[gauge].to_numpy()[1:]
     frame.insert(0, "repetition", repetition)
-    frame.attrs["windows"] = spans(rows)
+    frame.attrs |= {"windows": windows, "taken": (times, taken)}
     return frame
 
 
@@ -135,9 +140,13 @@ def _keys(frames: Sequence[pd.DataFrame]) -> list[Key]:
             Key("on queue: running or waiting for a CPU", palette.ORANGE, "dashed")]
 
 
-def _edges(t_s: np.ndarray[Any, Any], bin_s: float) -> np.ndarray[Any, Any]:
-    """Indices of the samples nearest to the edges of the bins, each once."""
-    wanted = np.arange(t_s[0], t_s[-1] + bin_s / 2, bin_s)
+def _edges(
+    t_s: np.ndarray[Any, Any], bin_s: float, fixed: Sequence[float]
+) -> np.ndarray[Any, Any]:
+    """Indices of the samples nearest to the edges of the bins, each once; ``fixed`` are edges."""
+    regular = np.arange(t_s[0], t_s[-1] + bin_s / 2, bin_s)
+    far = [edge for edge in regular if all(abs(edge - kept) >= bin_s / 2 for kept in fixed)]
+    wanted = np.unique([t_s[0], *far, *(edge for edge in fixed if t_s[0] <= edge <= t_s[-1])])
     right = np.clip(np.searchsorted(t_s, wanted), 1, len(t_s) - 1)
     nearer_left = wanted - t_s[right - 1] < t_s[right] - wanted
     edges = np.unique(right - nearer_left)
@@ -150,15 +159,18 @@ def _column(
     frame: pd.DataFrame, row: dict[str, Any], shared: dict[str, Any], highest: float,
     first: bool, last: bool,
 ) -> list[style.Plot]:
-    source = ColumnDataSource(
-        {name: frame[name].to_numpy(dtype=np.float32) if name != "window" else list(frame[name])
-         for name in frame.columns if name != "repetition"}
-        | {f"{name}_log": style.floored(frame[f"{name}_per_s"]).astype(np.float32)
+    columns: dict[str, Any] = (
+        {name: _drawn(frame[name].to_numpy(dtype=np.float32)) for name in frame.columns
+         if name not in ("repetition", "window", "from_s")}
+        | {"window": [*frame["window"], frame["window"].iloc[-1]],
+           "from_s": np.append(frame["from_s"], frame["to_s"].iloc[-1]).astype(np.float32)}
+        | {f"{name}_log": _drawn(style.floored(frame[f"{name}_per_s"]).astype(np.float32))
            for name in ("iterations", *(f"why_{why}" for why in WHYS))}
     )
+    source = ColumnDataSource(columns)
     panels = [
         _iterations(source, shared, highest), _reasons(source, frame, shared, highest),
-        _cpu(source, shared), _bytes(source, shared),
+        _cpu(source, shared), _bytes(frame, shared),
     ]
     look = palette.state(row["state"])
     panels[0].title.text = f"{look.mark} {row['policy']}: {look.word}"
@@ -173,6 +185,11 @@ def _column(
             axis.visible = last
     panels[-1].xaxis.axis_label = "seconds since the repetition began"
     return panels
+
+
+def _drawn(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A step is drawn from each point to the next: the last one needs a point to end at."""
+    return np.append(values, values[-1])
 
 
 def _panel(y_range: Any, label: str, hover: HoverTool, **options: Any) -> style.Plot:
@@ -190,7 +207,7 @@ def _iterations(source: ColumnDataSource, shared: dict[str, Any], highest: float
     ])
     plot = _panel(shared["rate"], "iterations/s", hover, y_axis_type="log")
     style.name_decades(plot.yaxis[0], highest)
-    line = plot.step("t_s", "iterations_log", source=source, mode="center",
+    line = plot.step("from_s", "iterations_log", source=source, mode="after",
                      line_color=palette.BLACK, line_width=1.6)
     hover.renderers = [line]
     return plot
@@ -207,7 +224,7 @@ def _reasons(
     plot = _panel(shared["rate"], "waits/s by reason", hover, y_axis_type="log")
     style.name_decades(plot.yaxis[0], highest)
     lines = [
-        plot.step("t_s", f"why_{why}_log", source=source, mode="center", line_width=2,
+        plot.step("from_s", f"why_{why}_log", source=source, mode="after", line_width=2,
                   line_color=WHYS[why][1])
         for why in reversed(seen)
     ]
@@ -228,20 +245,25 @@ def _cpu(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
     right = LinearAxis(y_range_name="fraction", axis_label="on-queue fraction", ticker=ticker)
     plot.add_layout(right, "right")
     style.dress(right)
-    plot.step("t_s", "on_queue_fraction", source=source, mode="center", y_range_name="fraction",
+    plot.step("from_s", "on_queue_fraction", source=source, mode="after", y_range_name="fraction",
               line_color=palette.ORANGE, line_width=2.2, line_dash=[6, 3])
-    line = plot.step("t_s", "cpu_ms_per_s", source=source, mode="center",
+    line = plot.step("from_s", "cpu_ms_per_s", source=source, mode="after",
                      line_color=palette.BLACK, line_width=1.6)
     hover.renderers = [line]
     return plot
 
 
-def _bytes(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
+def _bytes(frame: pd.DataFrame, shared: dict[str, Any]) -> style.Plot:
+    times, taken = frame.attrs["taken"]
+    source = ColumnDataSource({
+        "from_s": times.astype(np.float32), "t_s": times.astype(np.float32),
+        "taken_mib": taken.astype(np.float32),
+    })
     hover = HoverTool(mode="vline", tooltips=[
-        ("at", "@t_s{0.00} s, @window"), ("taken by the socket", "@taken_mib{0.00} MiB"),
+        ("at", "@t_s{0.00} s"), ("taken by the socket", "@taken_mib{0.00} MiB"),
     ])
     plot = _panel(shared["bytes"], "taken, MiB", hover)
-    line = plot.step("t_s", "taken_mib", source=source, mode="center",
+    line = plot.step("from_s", "taken_mib", source=source, mode="after",
                      line_color=palette.GREEN, line_width=2)
     hover.renderers = [line]
     return plot

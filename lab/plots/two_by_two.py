@@ -48,12 +48,11 @@ def plot_two_by_two(run: Run) -> Picture:
 
 def _title(frame: pd.DataFrame) -> str:
     """Which cells are quiet in every arm; that is what the picture is for."""
-    quiet = frame.assign(good=(frame["state"] == "quiet") & frame["complete"])
-    everywhere = quiet.groupby("policy")["good"].all()
+    everywhere = frame.assign(good=frame["state"] == "quiet").groupby("policy")["good"].all()
     good = [policy for policy in dict.fromkeys(frame["policy"]) if everywhere[policy]]
-    if good == ["fixed"]:
-        return "Neither fix alone is quiet and complete in every arm; both together are"
-    return "Quiet and complete in every arm: " + (", ".join(good) or "no combination")
+    if good == ["both"]:
+        return "Neither change alone is quiet in every arm; both together are"
+    return "Quiet in every arm: " + (", ".join(good) or "no combination")
 
 
 def _square(arm: str, cells: pd.DataFrame, first: bool) -> style.Plot:

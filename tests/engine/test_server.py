@@ -18,6 +18,7 @@ import pytest
 
 from engine import ConnView, LoopView, Policy, RingServer, counters, flatten_array
 from engine.binding import native
+from engine.errors import PolicyError
 
 pytestmark = pytest.mark.skipif(
     native()[1].rl_probe(native()[0].new("rl_ring_info *")) < 0,
@@ -248,3 +249,32 @@ def test_many_threads_may_use_and_close_it() -> None:
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+class Broken(Policy):
+    """Fails when it is first asked."""
+
+    def idle(self, loop: LoopView) -> float:
+        raise RuntimeError("boom")
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 0.2).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_policys_error_is_told_even_when_the_client_in_the_block_fails_of_it() -> None:
+    with pytest.raises(PolicyError, match="boom"), RingServer(Broken) as server:
+        port = server.port
+        eventually(lambda: not accepts(port))
+        raise ConnectionResetError("the worker is gone")
+
+
+def test_an_error_of_the_block_itself_carries_the_policys_as_a_note() -> None:
+    with pytest.raises(ZeroDivisionError) as caught, RingServer(Broken):
+        time.sleep(0.5)
+        1 / 0  # noqa: B018
+    assert "boom" in caught.value.__notes__[0]

@@ -26,15 +26,16 @@ COUNTERS = (
 # State by arm and policy; what each state waits per second while stalled.
 STATES = {
     ("async", "shipped"): "parked", ("async", "membership"): "parked",
-    ("async", "timed-wait"): "spins", ("async", "fixed"): "quiet",
+    ("async", "timed-wait"): "spins", ("async", "fixed"): "quiet", ("async", "both"): "quiet",
     ("async+pipelined", "shipped"): "spins", ("async+pipelined", "membership"): "quiet",
     ("async+pipelined", "timed-wait"): "spins", ("async+pipelined", "fixed"): "quiet",
+    ("async+pipelined", "both"): "quiet",
     ("held-completion", "shipped"): "parked", ("held-completion", "held-listed"): "spins",
 }
 RATES = {"parked": 0, "spins": 100_000, "quiet": 40}
 CELLS = {
     "shipped": ("stays listed", "no timeout"), "membership": ("leaves the list", "no timeout"),
-    "timed-wait": ("stays listed", "timed"), "fixed": ("leaves the list", "timed"),
+    "timed-wait": ("stays listed", "timed"), "both": ("leaves the list", "timed"),
 }
 # Seconds; the drain is shorter than a bin of the series.
 LENGTHS = {"idle": 0.5, "": 0.1, "stall": 1.0, "drain": 0.03}

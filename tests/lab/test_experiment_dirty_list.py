@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine import LoopView, Policy
 from engine.binding import native
 from lab import dirty_list
 from lab.experiment import Interrupted, Outcome, load
@@ -193,3 +194,18 @@ def test_repetitions_are_interleaved() -> None:
         for each in experiment.settings(values, ["sync", "async"], ["fixed"], 2)
     ]
     assert order == [(0, "sync"), (0, "async"), (1, "sync"), (1, "async")]
+
+
+def test_a_rule_of_ones_own_is_a_policy_like_any_other(tmp_path: Path) -> None:
+    class Mine(Policy):
+        base = "shipped"
+
+        def timeout(self, loop: LoopView) -> bool:
+            return loop.movable > 0
+
+    outcome = load("dirty-list").run(
+        {"seconds": 0.4}, arms=["async+pipelined"], policies=[Mine], store=RunStore(tmp_path)
+    )
+    row = outcome.row("async+pipelined", "Mine")
+    assert row["state"] == "quiet", row["reason"]
+    assert row["decisions"]["timeout"] == "own"
