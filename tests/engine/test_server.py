@@ -266,15 +266,20 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_the_policys_error_is_told_even_when_the_client_in_the_block_fails_of_it() -> None:
-    with pytest.raises(PolicyError, match="boom"), RingServer(Broken) as server:
+def serve_broken(error: Exception) -> None:
+    """A block that ends with that error once the policy has stopped the worker."""
+    with RingServer(Broken) as server:
         port = server.port
         eventually(lambda: not accepts(port))
-        raise ConnectionResetError("the worker is gone")
+        raise error
+
+
+def test_the_policys_error_is_told_even_when_the_client_in_the_block_fails_of_it() -> None:
+    with pytest.raises(PolicyError, match="boom"):
+        serve_broken(ConnectionResetError("the worker is gone"))
 
 
 def test_an_error_of_the_block_itself_carries_the_policys_as_a_note() -> None:
-    with pytest.raises(ZeroDivisionError) as caught, RingServer(Broken):
-        time.sleep(0.5)
-        1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError) as caught:
+        serve_broken(ZeroDivisionError("its own"))
     assert "boom" in caught.value.__notes__[0]
