@@ -94,12 +94,32 @@ def lab(jupyter_args: tuple[str, ...]) -> None:
         raise MachineError("JupyterLab is not installed; install it with: make setup")
     if not NOTEBOOKS.is_dir():
         raise MachineError(f"there is no {NOTEBOOKS}: run from a checkout of ringlab")
+    # No question about news and no look for updates: nothing here needs a network.
     command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1",
-               f"--ServerApp.root_dir={NOTEBOOKS}"]
+               f"--ServerApp.root_dir={NOTEBOOKS}", "--LabApp.default_url=/lab/tree/start_here.ipynb",
+               f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",
+               "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     if os.geteuid() == 0:
         command.append("--allow-root")  # it refuses to start for root otherwise
     sys.stdout.flush()
     os.execv(sys.executable, [*command, *jupyter_args])
+
+
+@cli.command(name="list")
+@click.argument("experiment", required=False)
+@_json
+def list_(experiment: str | None, as_json: bool) -> None:
+    """The experiments; of EXPERIMENT its arms, policies and parameters."""
+    from lab.experiment import case, names
+
+    cases = [case(name) for name in ([experiment] if experiment else names())]
+    if as_json:
+        click.echo(console.to_json([console.described(each) for each in cases]))
+    elif experiment:
+        click.echo(console.description(cases[0]))
+    else:
+        for each in cases:
+            click.echo(f"{each.name:16} {each.title}")
 
 
 @cli.command()

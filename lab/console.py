@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lab.beside import STALLED
+
 NOTHING = "-"
 _MARKS = {"quiet": "o", "parked": "=", "spins": "*", "intended": "+", "undecided": "?"}
 
@@ -30,7 +32,7 @@ def arms_table(arms: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for arm in arms:
         windows = arm["windows"]
-        idle, stalled = windows["idle"], windows.get("stall") or windows.get("held") or {}
+        idle, stalled = windows["idle"], next((windows[name] for name in STALLED if name in windows), {})
         delivered = arm["delivered"]
         whole = delivered["bytes"] == delivered["expected"]
         rows.append((
@@ -73,3 +75,22 @@ def _line(cells: Sequence[str], widths: Sequence[int], sides: str) -> str:
         for cell, width, side in zip(cells, widths, sides, strict=True)
     )
     return "  ".join(padded).rstrip()
+
+
+def described(case: Any) -> dict[str, Any]:
+    """What can be asked of a case: its arms with their policies, its parameters."""
+    arms = [{"arm": arm.name, "what": arm.what, "policies": list(arm.policies)}
+            for arm in getattr(case, "arms", ())]
+    return {"experiment": case.name, "title": case.title, "arms": arms,
+            "parameters": case.parameters.as_table()}
+
+
+def description(case: Any) -> str:
+    """The same for a terminal."""
+    facts = described(case)
+    lines = [f"{case.name}: {case.title}"]
+    for arm in facts["arms"]:
+        lines += ["", f"arm {arm['arm']}: {arm['what']}", f"  policies: {', '.join(arm['policies'])}"]
+    lines += ["", "parameters (-p NAME=VALUE)"]
+    rows = [(each.name, str(each.default), each.allowed, each.help) for each in case.parameters]
+    return "\n".join([*lines, table(rows, ("name", "default", "allowed", "what"))])
