@@ -41,7 +41,8 @@ static int64_t parse_copy(const uint8_t *data, size_t size, size_t limit, rl_req
 static void check_fields(int64_t answer, const rl_request *request)
 {
     if (answer < 0) {
-        MUST(answer == -400 || answer == -405 || answer == -431 || answer == -505);
+        MUST(answer == -400 || answer == -404 || answer == -405 || answer == -431 ||
+             answer == -505);
         MUST(request->status == -answer);
         MUST(request->close == 1);
     } else {

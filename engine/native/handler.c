@@ -15,6 +15,7 @@ static const char *phrase(int status)
 {
     switch (status) {
     case 200: return "200 OK";
+    case 404: return "404 Not Found";
     case 405: return "405 Method Not Allowed";
     case 431: return "431 Request Header Fields Too Large";
     case 505: return "505 HTTP Version Not Supported";

@@ -13,8 +13,8 @@
  *   shortest client anybody types has none. Two Host fields are refused.
  * - A GET may carry no body: Content-Length is zero or the request is refused; Transfer-Encoding
  *   always refuses it.
- * - Unknown paths, unknown, doubled or out-of-range query fields are 400, not ignored: a client
- *   that misspells "size" would otherwise measure something else than it believes.
+ * - An unknown path is 404. Unknown, doubled or out-of-range query fields are 400, not ignored:
+ *   a client that misspells "size" would otherwise measure something else than it believes.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -69,7 +69,7 @@ static int read_target(span target, rl_request *out)
     else if (IS(path, "/async"))
         out->route = RL_ROUTE_ASYNC;
     else if (!IS(path, "/"))
-        return 400;
+        return path.size && path.at[0] == '/' ? 404 : 400;
     return read_query(query, out);
 }
 

@@ -82,7 +82,7 @@ typedef struct {
     uint64_t resets;           /* connections ended by the client's reset or a broken pipe */
     uint64_t write_timeouts;
     uint64_t requests;
-    uint64_t bad_requests;     /* answered 400, 405, 431 or 505 and closed */
+    uint64_t bad_requests;     /* answered 400, 404, 405, 431 or 505 and closed */
     uint64_t bytes_in;
     uint64_t bytes_sent;       /* by ring SENDs */
     uint64_t sends;            /* ring SENDs submitted */
@@ -253,7 +253,7 @@ const char *rl_liburing_version(void);
 /* ---- HTTP and the body pattern ------------------------------------------------------------- */
 
 typedef struct {
-    int32_t status;      /* 200, or the refusal: 400, 405, 431, 505 */
+    int32_t status;      /* 200, or the refusal: 400, 404, 405, 431, 505 */
     int32_t route;       /* enum rl_route, -1: the server's default */
     int64_t size;        /* body bytes asked for, -1: the server's default */
     int64_t handler_ms;  /* -1: the server's default */

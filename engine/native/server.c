@@ -441,6 +441,6 @@ const char *rl_liburing_version(void)
 #define VERSION(major, minor) TEXT(major) "." TEXT(minor)
     return VERSION(IO_URING_VERSION_MAJOR, IO_URING_VERSION_MINOR);
 #else
-    return "2.3 or older";
+    return "2.3"; /* the first that says its version is 2.4; older ones do not build */
 #endif
 }
