@@ -63,7 +63,7 @@ PRESETS: dict[str, Preset] = {
         ),
         (
             "both",
-            "shipped with the two fixes of membership and of timed-wait, and no other change: quiet,"
+            "shipped with the fixes of membership and of timed-wait, and no other change: quiet,"
             " though a response may still land inside another",
             {"membership": "leave", "send-wait": "timed"},
         ),

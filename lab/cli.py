@@ -96,7 +96,8 @@ def lab(jupyter_args: tuple[str, ...]) -> None:
         raise MachineError(f"there is no {NOTEBOOKS}: run from a checkout of ringlab")
     # No question about news and no look for updates: nothing here needs a network.
     command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1",
-               f"--ServerApp.root_dir={NOTEBOOKS}", "--LabApp.default_url=/lab/tree/start_here.ipynb",
+               f"--ServerApp.root_dir={NOTEBOOKS}",
+               "--LabApp.default_url=/lab/tree/start_here.ipynb",
                f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyter'}",
                "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     if os.geteuid() == 0:

@@ -67,7 +67,7 @@ int listener_sndbuf(int fd, int64_t bytes)
     return 0;
 }
 
-/* A listening socket; where names the call that failed. shared: others may take the port as well. */
+/* A listening socket; where names the call that failed. shared: others may take the port too. */
 int listener_open(const union address *address, socklen_t size, bool shared, int64_t sndbuf,
                   const char **where)
 {

@@ -106,7 +106,7 @@ static void read_switches(const struct sampled *s, struct figures *out)
     out->involuntary_switches = field(text, "\nnonvoluntary_ctxt_switches:");
 }
 
-/* ---- samples: all of this under the sampler's lock -------------------------------------------- */
+/* ---- samples: all of this under the sampler's lock ----------------------------------------- */
 
 /* The newest sample of one loop. switches: read them now, whatever their age. */
 static void *take_sample(struct sampler *all, int index, uint64_t now, bool switches)
@@ -172,7 +172,7 @@ static void *sampler_main(void *arg)
     return NULL;
 }
 
-/* ---- its life ---------------------------------------------------------------------------------- */
+/* ---- its life ------------------------------------------------------------------------------ */
 
 /* Room for count loops whose samples have unit bytes; the caller fills sampled. */
 int sampler_init(struct sampler *s, int count, size_t unit, int capacity)

@@ -51,7 +51,8 @@ def df_series(
     edges), window (empty between windows), ``NAME_per_s`` for iterations, waits, wasted and every
     why_*, cpu_ms_per_s of the worker's thread, on_queue_fraction (0 to 1), taken_mib (response
     bytes that the socket has taken since the repetition began), list_length and sending at the
-    end of the bin. ``attrs["windows"]`` holds name, start and end of each window; ``attrs["taken"]`` every sample's time and taken_mib.
+    end of the bin. ``attrs["windows"]`` holds name, start and end of each window;
+    ``attrs["taken"]`` every sample's time and taken_mib.
     """
     samples = run.df_samples()
     rows = samples[(samples["arm"] == arm) & (samples["policy"] == policy)]
