@@ -1,8 +1,8 @@
 #pragma once
 /*
  * What the parsers of HTTP heads are made of: a cursor over bytes, the classes of bytes that
- * RFC 9110 and 9112 name, and moves that stop exactly where a decision can be taken. Nothing here allocates or
- * reads past the cursor's end.
+ * RFC 9110 and 9112 name, and moves that stop exactly where a decision can be taken. Nothing here
+ * allocates or reads past the cursor's end.
  */
 #include <stddef.h>
 #include <stdint.h>
