@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from engine.errors import EngineError, MachineError, PolicyError, RinglabError, UsageError
+
 if TYPE_CHECKING:
     from engine.counters import flatten, flatten_array
     from engine.policy import PRESETS, Policy, ResolvedPolicy, resolve
@@ -22,17 +24,22 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "ConnView",
+    "EngineError",
     "LoopView",
+    "MachineError",
     "Policy",
+    "PolicyError",
     "RelayLoopView",
     "RelayPolicy",
     "RelayScript",
     "ResolvedPolicy",
     "RingInfo",
     "RingServer",
+    "RinglabError",
     "Script",
     "SessionView",
     "SpliceRelay",
+    "UsageError",
     "Wait",
     "flatten",
     "flatten_array",

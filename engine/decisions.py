@@ -6,6 +6,7 @@ in Python are the presets, the combinations that make no sense, and the class th
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -233,6 +234,7 @@ class Decisions:
         if not isinstance(policy, self.policy):
             raise UsageError(f"policy {who} is of another engine; subclass {self.policy.__name__}")
         own = policy.decisions()
+        self._refuse_misspelt(policy)
         if not own:
             raise UsageError(
                 f"policy {who} takes no decision; define at least one method of: "
@@ -246,6 +248,19 @@ class Decisions:
         whole = self._whole(policy.base) | asked | dict.fromkeys(own, OWN)
         self._refuse_senseless(whole)
         return ResolvedPolicy(who, whole, policy)
+
+    def _refuse_misspelt(self, policy: Policy) -> None:
+        """A method that nobody would ask, under a name much like one that would be asked."""
+        methods = self.methods()
+        for name in dir(policy):
+            if name.startswith("_") or hasattr(self.policy, name):
+                continue
+            like = difflib.get_close_matches(name, methods, 1, 0.8)
+            if like and callable(getattr(policy, name)):
+                raise UsageError(
+                    f"policy {type(policy).__name__}: nobody asks {name}(); did you mean "
+                    f"{like[0]}()? A method of your own needs another name, or a leading _"
+                )
 
     def _choice(self, decision: str, choice: object) -> tuple[str, str]:
         """The engine's spelling of both, or UsageError with what is allowed."""

@@ -196,6 +196,13 @@ def test_every_right_answer_is_taken(method: str, value: object) -> None:
 
 
 def test_policies_that_cannot_be_meant() -> None:
+    class Misspelt(Policy):
+        def timeout(self, loop: LoopView) -> bool:
+            return False
+
+        def membershp(self, conn: ConnView) -> bool:
+            return False
+
     class Idle(Policy):
         pass
 
@@ -204,6 +211,7 @@ def test_policies_that_cannot_be_meant() -> None:
 
     for policy, choices, said in [
         (Idle(), {}, "policy Idle takes no decision"),
+        (Misspelt(), {}, r"nobody asks membershp\(\); did you mean membership\(\)"),
         (NotCallable(), {}, "policy NotCallable: idle is not a method"),
         (Patient(), {"membership": "leave"}, "policy Patient decides 'membership'"),
     ]:
