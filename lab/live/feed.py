@@ -30,6 +30,8 @@ _RESTING_S = 0.5
 _LONGEST_DARK_S = 45.0
 _COST_S = 5.0
 _ONE_MOVE_S = 1.5
+_SETTLE_S = 0.5
+_ACCOUNT_S = 0.5
 
 Mark = dict[str, Any]
 
@@ -65,6 +67,7 @@ class Feed:
         self._unsent = 0
         self._new_marks: list[Mark] = []
         self._shown: Rows | None = None
+        self._settle_at: float | None = None
         self._paused = False
         self._dark = 0
         self._dark_since = 0.0
@@ -193,8 +196,11 @@ class Feed:
             if self.streaming and (self._unsent or self._new_marks):
                 newest = self._history[-1] if self._history else None
                 moved = newest is not None and differs(newest, self._shown, 1 / self.hz)
-                if moved or self._new_marks:
+                settled = self._settle_at is not None and time.monotonic() >= self._settle_at
+                if moved or self._new_marks or settled:
                     self._send()
+                    # What follows a change looks the same soon; the picture ends on that.
+                    self._settle_at = None if settled else time.monotonic() + _SETTLE_S
             self._account()
         self._tick(new)
 
@@ -234,7 +240,10 @@ class Feed:
 
     def _account(self) -> None:
         """Works out the own cost; halves the rate when it is above the budget."""
-        now, spent = time.monotonic(), time.thread_time_ns()
+        now = time.monotonic()
+        if self._costs and now - self._costs[-1][0] < _ACCOUNT_S:
+            return
+        spent = time.thread_time_ns()
         if now < self._cost_from:  # what a page needs once is no running cost
             self._costs.clear()
             return

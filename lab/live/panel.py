@@ -32,7 +32,7 @@ from lab.parameters import Value
 from lab.runs import Run, RunStore
 
 STOP_S = 1.0
-_STRIP_S = 0.25
+_STRIP_S = 0.3
 _COST_S = 2.0
 _ENDED = Now("stopped", "the worker has left its loop; press start again", "", "", "")
 

@@ -63,6 +63,8 @@ class Page:
         }})
 
     def _received(self, message: dict[str, Any]) -> None:
+        if message.get("kind") not in ("hello", "do", "set", "go"):
+            return
         with self._lock:
             self._message = ""
             try:

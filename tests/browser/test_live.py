@@ -285,17 +285,26 @@ def test_the_stepper_by_keyboard_and_a_page_that_is_opened_again(panel: Driver) 
     page.focus('.rl-page-stepper [data-step="single"]')
     page.keyboard.press("Enter")
     page.wait_for_selector('.rl-page-stepper[data-condition="PARKED"]')
-    page.focus(".rl-page-stepper .rl-primary")
-    page.keyboard.press("Enter")
-    page.wait_for_selector('.rl-page-stepper p:has-text("the worker sleeps")')
-    page.click(".rl-page-stepper button:text-is('poke')")
-    for _ in range(5):
-        page.wait_for_timeout(150)
+    def at() -> int:
+        return int(page.get_attribute(".rl-page-stepper", "data-at"))
+
+    def moves(by: int, act: Callable[[], Any]) -> None:
+        wanted = at() + by
+        act()
+        page.wait_for_selector(f'.rl-page-stepper[data-at="{wanted}"]')
+
+    def step() -> None:
         page.focus(".rl-page-stepper .rl-primary")
-        page.keyboard.press("Space")
+        moves(1, lambda: page.keyboard.press("Enter"))
+
+    step()
+    page.wait_for_selector('.rl-page-stepper p:has-text("the worker sleeps")')
+    moves(1, lambda: page.click(".rl-page-stepper button:text-is('poke')"))
+    for _ in range(5):
+        step()
     page.wait_for_selector('.rl-page-stepper[data-condition="SPIN"]')
     for _ in range(3):
-        page.click('.rl-page-stepper [data-step="back"]')
+        moves(-1, lambda: page.click('.rl-page-stepper [data-step="back"]'))
     page.wait_for_selector('.rl-page-stepper[data-condition="PARKED"]')
     # A page that is opened again has the history, and the panel goes on.
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")

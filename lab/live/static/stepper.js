@@ -78,32 +78,42 @@ class StepperPage {
     this.showHistory(facts);
     this.showPolicy(facts.policy);
     this.root.dataset.condition = facts.condition;
+    this.root.dataset.at = facts.at;
     this.root.dataset.ready = "yes";
   }
 
-  showPhases(facts) {
-    const had = document.activeElement?.dataset?.step;
+  // Made once: a button that is replaced between press and release swallows the click.
+  makePhases(facts) {
     const act = (action) => () => this.send({ kind: "do", action });
-    const go = (number) => () => this.send({ kind: "go", number });
-    const phases = facts.phases.map(([name, words]) => button(words, words, act(name), {
-      class: name === facts.next ? "rl-primary" : "", disabled: name !== facts.next,
-      "data-step": name, "data-action": name,
-    }));
+    const go = (by) => () => this.send({ kind: "go", number: this.facts.at + by });
+    const made = (step, words, help, pressed) =>
+      button(words, help, pressed, { "data-step": step, "data-action": step });
     this.phases.replaceChildren(
-      button("back", "Undo the last action", go(facts.at - 1),
-        { disabled: facts.at === 0, "data-step": "back" }),
-      button("forward", "Do it again", go(facts.at + 1),
-        { disabled: facts.at + 1 >= facts.history.length, "data-step": "forward" }),
-      ...phases,
-      button("whole iteration", "All phases up to the decision", act("iterate"),
-        { "data-step": "iterate" }),
-      ...facts.fixtures.map((name) => button(`fixture: ${name}`,
-        "The founding report's fixture, up to its state", act(name), { "data-step": name })),
-      button("clear", "Begin again", act("clear"), { "data-step": "clear" }));
+      made("back", "back", "Undo the last action", go(-1)),
+      made("forward", "forward", "Do it again", go(1)),
+      ...facts.phases.map(([name, words]) => made(name, words, words, act(name))),
+      made("iterate", "whole iteration", "All phases up to the decision", act("iterate")),
+      ...facts.fixtures.map((name) => made(name, `fixture: ${name}`,
+        "The founding report's fixture, up to its state", act(name))),
+      made("clear", "clear", "Begin again", act("clear")));
+  }
+
+  showPhases(facts) {
+    if (this.phases.children.length === 0) {
+      this.makePhases(facts);
+    }
+    const had = document.activeElement;
+    const names = facts.phases.map(([name]) => name);
+    for (const made of this.phases.children) {
+      const { step } = made.dataset;
+      made.classList.toggle("rl-primary", step === facts.next);
+      made.disabled = (step === "back" && facts.at === 0) ||
+        (step === "forward" && facts.at + 1 >= facts.history.length) ||
+        (names.includes(step) && step !== facts.next);
+    }
     // The button that was pressed may be disabled now: the keyboard goes on with the next phase.
-    if (had !== undefined) {
-      const same = this.phases.querySelector(`[data-step="${had}"]:not(:disabled)`);
-      (same ?? this.phases.querySelector(".rl-primary"))?.focus();
+    if (had?.disabled && this.phases.contains(had)) {
+      this.phases.querySelector(".rl-primary").focus();
     }
   }
 
