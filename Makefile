@@ -60,6 +60,7 @@ lab: setup ## JupyterLab on notebooks/, on loopback
 
 test: setup ## all tests (PYTEST_ARGS are handed on)
 	@tools/bootstrap.sh browser
+	@tools/bootstrap.sh qemu
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 report: setup ## the dirty-list notebook, executed, and its HTML

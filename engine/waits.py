@@ -136,8 +136,8 @@ def measure(
     found = way(case.way)
     if case.flags not in FLAGS:
         raise unknown("ring flags", case.flags, FLAGS)
-    if case.timeout_ns < 0 or found.refusal(case.timeout_ns):
-        why = found.refusal(case.timeout_ns) or "must not be negative"
+    why = "must not be negative" if case.timeout_ns < 0 else found.refusal(case.timeout_ns)
+    if why:
         raise UsageError(f"{case.way} with a timeout of {case.timeout_ns} ns: {why}")
     if case.napi_us and case.socket < 0:
         raise UsageError(f"{case.way} with NAPI needs a connected socket")

@@ -15,8 +15,10 @@ import selectors
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ COMMAND_LINE = ("console=ttyS0 quiet panic=-1 nokaslr norandmaps randomize_kstac
 _ROW, _ABSENT, _KERNEL = "ringlab row ", "ringlab absent ", "ringlab kernel "
 _DONE, _FAILED = "ringlab done", "ringlab failed"
 _LAST_LINES = 6
+_LOOK_S = 0.2
 # Booting takes about as long as measuring so many rows.
 _BOOT_STEPS = 60
 # Ways whose second thread would share the machine's one CPU: their figures mean nothing there.
@@ -90,7 +93,7 @@ def compare(
     images: Sequence[Path], plan: waits.Plan, *, limit_s: float = 120.0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Measures each image, one after the other.
+    """Measures the images, at the same time where there are CPUs for it: it changes no figure.
 
     MachineError, in one line, when a program or an image is missing, the guest dies (with its last
     console lines), or an image takes longer than ``limit_s`` seconds.
@@ -102,8 +105,32 @@ def compare(
         archive.write_bytes(initramfs(build(folder / "init").read_bytes()))
         total = len(images) * (len(plan_cases(plan)) + _BOOT_STEPS)
         with shown(progress or Progress(), total, "kernel") as telling:
-            measured = [measure(image, archive, plan, limit_s, telling) for image in images]
+            measured = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
     return Comparison(measured, side_by_side(measured))
+
+
+def _all_at_once(
+    images: Sequence[Path], archive: Path, plan: waits.Plan, limit_s: float, progress: Progress
+) -> list[KernelFigures]:
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ringlab-guest") as pool:
+        try:
+            jobs = [pool.submit(measure, image, archive, plan, limit_s, progress, stop)
+                    for image in images]
+            return [job.result() for job in jobs]
+        finally:
+            stop.set()  # after an error or Ctrl-C the other guest is not waited for
+
+
+class _Shared(Progress):
+    """A progress that several threads may tell."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+
+    def step(self, done: str, count: int = 1) -> None:
+        with self._lock:
+            self._progress.step(done, count)
 
 
 def store(compared: Comparison, limit_s: float, root: Path | None = None) -> Path:
@@ -234,9 +261,10 @@ def command(image: Path, archive: Path, plan: waits.Plan) -> list[str]:
 
 
 def measure(
-    image: Path, archive: Path, plan: waits.Plan, limit_s: float, progress: Progress
+    image: Path, archive: Path, plan: waits.Plan, limit_s: float, progress: Progress,
+    stop: threading.Event | None = None,
 ) -> KernelFigures:
-    """Boots one image and reads what it measures."""
+    """Boots one image and reads what it measures; gives up when ``stop`` is set."""
     progress.step(f"{image.name}: booting", 0)
     begun = time.monotonic()
     lines: list[str] = []
@@ -250,7 +278,7 @@ def measure(
             progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
 
     with _guest(command(image, archive, plan)) as process:
-        ended = _console(process, read, begun + limit_s)
+        ended = _console(process, read, begun + limit_s, stop or threading.Event())
     seconds = time.monotonic() - begun
     if _DONE not in lines:
         raise MachineError(_death(image, lines, ended, limit_s))
@@ -275,7 +303,8 @@ def _guest(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _console(
-    process: subprocess.Popen[bytes], read: Callable[[str], None], until: float
+    process: subprocess.Popen[bytes], read: Callable[[str], None], until: float,
+    stop: threading.Event,
 ) -> bool:
     """Hands on the console's lines to its end; False when the time was up before that."""
     assert process.stdout is not None
@@ -283,8 +312,10 @@ def _console(
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
         while True:
-            if not ready.select(max(0.0, until - time.monotonic())):
+            if stop.is_set() or time.monotonic() > until:
                 return False
+            if not ready.select(_LOOK_S):
+                continue
             got = os.read(descriptor, 65536)
             *whole, rest = (rest + got).split(b"\n")
             for line in whole if got else [*whole, rest]:

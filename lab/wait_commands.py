@@ -38,7 +38,7 @@ def register(group: click.Group) -> None:
 @click.option("--napi", "napi", multiple=True, type=click.IntRange(0, 1_000_000), metavar="US",
               help="Also with NAPI busy polling for so many us, over a veth pair of its own.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True,
-              help="Each measures every row once; the figure is their median.")
+              help="Each measures every row once; the quietest counts.")
 @click.option("--run-ms", type=click.FloatRange(1, 10_000), default=20.0, show_default=True,
               help="How long a row is measured in a round.")
 @click.option("--no-trace", is_flag=True, help="Do not count timer starts and interrupts.")
@@ -49,7 +49,7 @@ def waits(
 ) -> int:
     """What each way to wait costs on this machine, with nothing to wait for.
 
-    Times are of one wait; the ratio is to epoll_wait with timeout 0, in the same round.
+    Times are of one wait, in its quietest round; the ratio is to epoll_wait with timeout 0.
     """
     from engine.waits import FLAGS
     from lab import machine
@@ -149,7 +149,7 @@ def _print(result: Result, told: Mapping[str, Any]) -> None:
     for line in result.warnings:
         _say(f"warning: {line}")
     _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}; "
-         f"median of {result.rounds} rounds")
+         f"quietest of {result.rounds} rounds")
 
 
 def _say(line: str) -> None:

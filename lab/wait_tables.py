@@ -32,7 +32,7 @@ _RING = "io_uring_wait_cqe_timeout"
 
 def notes(run: Run) -> str:
     """Rounds and machine; no figure goes without them."""
-    return f"Median of {run.data['rounds']} rounds, per wait. {machine_line(run.machine)}"
+    return f"Quietest of {run.data['rounds']} rounds, per wait. {machine_line(run.machine)}"
 
 
 def check_note(run: Run) -> Note:

@@ -1,8 +1,9 @@
 """What each way to wait costs on this machine: which cases, in rounds, and what they say together.
 
 The cases are interleaved: each round measures all of them once, every second one backwards, so that
-a machine that slows down does not slow one way alone. A row's figure is the median over the rounds,
-and their scatter says whether the machine was quiet enough. The measuring is native.
+a machine that slows down does not slow one way alone. A row is that of its quietest round, the one
+with the lowest p50: what disturbs a wait (above all a neighbour on the other half of its core) only
+adds to it. The scatter of the rounds goes along. The measuring is native.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,12 +111,12 @@ def run(
             raise
     taken = {case: rounds[:done] for case, rounds in taken.items()}
     result = Result(rounds=done, interrupted=done < plan.rounds)
-    base = [figures.us_p50 for figures in taken[BASE]]
+    base = min(figures.us_p50 for figures in taken[BASE])
     for case, rounds in taken.items():
         if rounds and case not in absent:
             result.rows.append(_row(case, rounds, base))
-            for figures in rounds:
-                result.untraced |= figures.untraced
+            lacking = [name for name in TRACES if result.rows[-1][name] is None]
+            result.untraced |= {name: rounds[0].untraced[name] for name in lacking}
     result.absent = _absent(absent)
     result.warnings = warnings_of(result)
     return result
@@ -147,28 +147,26 @@ def find(
     return None
 
 
-def _row(case: Case, rounds: Sequence[Figures], base: Sequence[float]) -> dict[str, Any]:
-    def middle(name: str) -> float:
-        return float(statistics.median(getattr(figures, name) for figures in rounds))
-
-    p50s = [figures.us_p50 for figures in rounds]
+def _row(case: Case, rounds: Sequence[Figures], base: float) -> dict[str, Any]:
+    quietest = min(rounds, key=lambda figures: figures.us_p50)
     row: dict[str, Any] = {
         "way": case.way, "timeout_ns": case.timeout_ns, "flags": case.flags,
-        "napi_us": case.napi_us, "us_p50": middle("us_p50"), "us_p99": middle("us_p99"),
-        "overrun_us_p50": middle("us_p50") - case.timeout_ns / 1e3, "cpu_us": middle("cpu_us"),
-        "voluntary_switches": middle("voluntary_switches"),
-        "involuntary_switches": middle("involuntary_switches"),
+        "napi_us": case.napi_us, "us_p50": quietest.us_p50, "us_p99": quietest.us_p99,
+        "overrun_us_p50": quietest.us_p50 - case.timeout_ns / 1e3, "cpu_us": quietest.cpu_us,
+        "voluntary_switches": quietest.voluntary_switches,
+        "involuntary_switches": quietest.involuntary_switches,
     }
     for name in TRACES:
-        counted = [getattr(figures, name) for figures in rounds]
-        row[name] = None if None in counted else statistics.median(counted)
-    ratios = [mine / its for mine, its in zip(p50s, base, strict=False)]
+        known = [value for figures in rounds if (value := getattr(figures, name)) is not None]
+        row[name] = min(known, default=None)
     return row | {
-        "ratio_to_epoll_wait_0": statistics.median(ratios),
-        "us_lowest": min(p50s), "us_highest": max(p50s), "timed_out": middle("timed_out"),
-        "helper_cpu_us": middle("helper_cpu_us"), "waits": sum(f.waits for f in rounds),
-        "seconds": sum(f.waits * f.us_mean for f in rounds) / 1e6,
-        "us_mean": middle("us_mean"), "block": rounds[0].block, "own_us": middle("own_us"),
+        "ratio_to_epoll_wait_0": quietest.us_p50 / base,
+        "us_lowest": quietest.us_p50, "us_highest": max(figures.us_p50 for figures in rounds),
+        "timed_out": quietest.timed_out, "helper_cpu_us": quietest.helper_cpu_us,
+        "waits": sum(figures.waits for figures in rounds),
+        "preempted": sum(figures.involuntary_switches * figures.waits for figures in rounds),
+        "seconds": sum(figures.waits * figures.us_mean for figures in rounds) / 1e6,
+        "us_mean": quietest.us_mean, "block": quietest.block, "own_us": quietest.own_us,
     }
 
 
@@ -231,7 +229,7 @@ def warnings_of(result: Result) -> list[str]:
             f"{worst['us_highest']:.3g} us): other programs or a changing CPU clock; compare "
             "ratios, not times, or end the others and measure again with more rounds")
     seconds = sum(row["seconds"] for row in result.rows)
-    preempted = sum(row["involuntary_switches"] * row["waits"] for row in result.rows)
+    preempted = sum(row["preempted"] for row in result.rows)
     if seconds and preempted / seconds > PREEMPTED_PER_S:
         found.append(
             f"other programs took the CPU {preempted / seconds:,.0f} times a second (load "

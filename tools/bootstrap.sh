@@ -5,6 +5,7 @@
 #   bootstrap.sh toolchain PYTHON  see that PYTHON can build the engine
 #   bootstrap.sh packages PYTHON   install requirements.lock, with a line of progress
 #   bootstrap.sh browser           see that a Chromium is there for tests/browser; never fails
+#   bootstrap.sh qemu              see that QEMU is there for the tests of other kernels; never fails
 #
 # As root on a Debian-like system whatever is missing gets installed. Elsewhere, or when that
 # fails, one message names the packages for apt, dnf and conda.
@@ -125,13 +126,22 @@ want_browser() {
         "dnf: chromium"
 }
 
+want_qemu() {
+    [ "$(uname -m)" = x86_64 ] || return 0
+    command -v qemu-system-x86_64 >/dev/null && return 0
+    apt_install qemu-system-x86 && return 0
+    say "no QEMU, so the tests of other kernels will be skipped. Install apt: qemu-system-x86 |" \
+        "dnf: qemu-system-x86-core"
+}
+
 case ${1:-} in
     python) want_python ;;
     toolchain) want_toolchain "$2" ;;
     packages) want_packages "$2" ;;
     browser) want_browser ;;
+    qemu) want_qemu ;;
     *)
-        say "usage: bootstrap.sh python | toolchain PYTHON | packages PYTHON | browser"
+        say "usage: bootstrap.sh python | toolchain PYTHON | packages PYTHON | browser | qemu"
         exit 2
         ;;
 esac

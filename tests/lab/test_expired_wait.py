@@ -1,0 +1,138 @@
+"""The case expired-wait in the run store: run small, told in tables and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import MachineError, UsageError
+from engine.waits import Case, measure
+from lab import cli, experiment, wait_tables, waits
+from lab.expired_wait import EXPERIMENT
+from lab.plots.waits import df_waits, plot_timeouts, plot_zero
+from lab.runs import Run, RunStore, compare, read_run
+
+WAYS = ["io_uring_wait_cqe_timeout", "io_uring_get_events", "io_uring_peek_cqe", "epoll_wait",
+        "eventfd_workaround", "ring_worker_kernel", "ring_worker_poll"]
+SMALL: dict[str, Any] = {"timeouts": "0,200us", "napi": "0,20", "run_ms": 2.0, "repetitions": 2,
+                         "spin_seconds": 0.3}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One small run."""
+    try:
+        measure(Case(waits.RING_WAIT, 0), 0.001)
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    store = RunStore(tmp_path_factory.mktemp("runs"))
+    outcome = EXPERIMENT.run(SMALL, arms=WAYS, store=store)
+    assert outcome.path is not None
+    return read_run(outcome.path)
+
+
+def test_the_run_holds_rows_arms_and_conclusions(run: Run) -> None:
+    assert {row["way"] for row in run.data["rows"]} == set(WAYS)
+    assert {arm["arm"] for arm in run.arms} == set(WAYS)
+    assert {arm["policy"] for arm in run.arms} <= {"none", "coop", "defer"}
+    ring = next(arm for arm in run.arms if arm["arm"] == waits.RING_WAIT)
+    assert {"0", "200 us"} <= set(ring["windows"])
+    assert run.data["kernel_check"]["text"]
+    assert run.data["interrupted"] is None
+
+
+def test_two_runs_can_be_compared(run: Run) -> None:
+    rows = compare(run, run)
+    assert {row["waits_per_s_ratio"] for row in rows} == {1.0}
+    assert len(rows) == len(run.data["rows"])
+
+
+def test_the_waits_bound_the_spin_of_dirty_list(run: Run) -> None:
+    """The spin's turns are these waits and a little more, so it cannot be much faster than they."""
+    spin = {row["expired"]: row for row in run.data["spin"]["rows"]}
+    assert set(spin) == {"kernel", "poll"}
+    for row in spin.values():
+        assert 0 < row["waits_per_cpu_s"] < 1.3 * row["bound_per_cpu_s"]
+    if run.data["kernel_check"]["has_check"] is False:
+        # The cheap wait does not stop the spin: it turns faster.
+        assert spin["poll"]["waits_per_cpu_s"] > 3 * spin["kernel"]["waits_per_cpu_s"]
+
+
+def test_napi_is_measured_or_its_absence_told(run: Run) -> None:
+    polled = [row for row in run.data["rows"] if row["napi_us"]]
+    lacking = [one for one in run.data["absent"] if one["napi_us"]]
+    assert polled or lacking
+    assert bool(run.data["ping_pong"]) == bool(polled)
+
+
+def test_every_table_has_rows_and_both_faces(run: Run, tmp_path: Path) -> None:
+    for table in (wait_tables.zero_table(run), wait_tables.flags_table(run),
+                  wait_tables.spin_table(run), wait_tables.cures_table(run),
+                  wait_tables.kernels_table(RunStore(tmp_path))):
+        assert table.rows
+        assert "<caption>" in table.to_html()
+        assert table.caption in str(table)
+    for note in (wait_tables.check_note(run), wait_tables.quality_note(run),
+                 wait_tables.ping_note(run)):
+        assert note.text
+    assert wait_tables.napi_table(run).caption
+
+
+def test_reference_figures_stand_beside_ours_with_their_machine(run: Run, tmp_path: Path) -> None:
+    text = str(wait_tables.zero_table(run))
+    assert "11 (Zen 5, founding)" in text
+    assert "4 to 5.2 (VM, 6.18)" in text
+    kernels = str(wait_tables.kernels_table(RunStore(tmp_path)))
+    assert "minimal kernel 7.3.4" in kernels
+    assert "0.920" in kernels
+
+
+def test_pictures_draw_the_frame_that_is_returned(run: Run) -> None:
+    frame = df_waits(run)
+    assert len(frame) == len(run.data["rows"])
+    for picture in (plot_zero(run), plot_timeouts(run), plot_timeouts(run, "defer")):
+        assert picture.layout is not None
+        assert run.name in picture.caption
+        assert "Machine: Linux" in picture.caption
+    with pytest.raises(UsageError, match="sqpoll"):
+        plot_timeouts(run, "sqpoll")
+
+
+def test_it_is_among_the_experiments_but_has_no_live_loop() -> None:
+    assert "expired-wait" in experiment.names()
+    assert experiment.case("expired-wait") is EXPERIMENT
+    with pytest.raises(UsageError, match="ringlab run expired-wait"):
+        experiment.load("expired-wait")
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"timeouts": "50"}, "with a unit"), ({"timeouts": ","}, "timeouts is empty"),
+    ({"napi": "fast"}, "napi=fast"), ({"napi": "-1"}, "0 to 1,000,000"),
+    ({"run_ms": 0.5}, "run_ms"), ({"repetitions": 0}, "repetitions"),
+    ({"spin_seconds": -1}, "spin_seconds"),
+])
+def test_a_value_that_makes_no_sense_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        EXPERIMENT.run(given)
+
+
+@pytest.mark.parametrize("arguments", [["--arm", "epol_wait"], ["--policy", "sqpoll"]])
+def test_the_command_refuses_what_there_is_not(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "expired-wait", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_command_runs_it_and_says_where_the_run_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([
+        "run", "expired-wait", "--arm", "io_uring_get_events", "--policy", "none", "--repeat", "1",
+        "-p", "timeouts=0", "-p", "napi=0", "-p", "run_ms=1", "--out", str(tmp_path),
+    ]) == 0
+    out = capsys.readouterr().out
+    assert "io_uring_get_events" in out
+    assert str(RunStore(tmp_path).latest("expired-wait").path) in out

@@ -1,0 +1,153 @@
+"""Other kernels under QEMU: the archive, the errors, and figures that repeat to the digit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.errors import MachineError, UsageError
+from lab import cli, kernel, waits
+from lab.progress import Progress
+
+PACKAGE = "linux-image-cloud-amd64"
+PLAN = waits.Plan(ways=[waits.RING_WAIT, waits.CURE], timeouts_ns=(0, 50_000), flags=("none",))
+BZIMAGE = b"\0" * 0x202 + b"HdrS" + b"\0" * 100
+
+
+def apt(*words: str, folder: Path) -> str:
+    """What an apt command prints; a skip when it fails."""
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        pytest.skip(f"{words[0]} {words[1]}: {last}")
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image of Debian's stock cloud kernel, downloaded by its package's name."""
+    if shutil.which(kernel.QEMU) is None:
+        pytest.skip(f"{kernel.QEMU} could not be installed")
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("no Debian packages here")
+    folder = tmp_path_factory.mktemp("kernel")
+    depends = apt("apt-cache", "depends", PACKAGE, folder=folder)
+    names = [line.split()[-1] for line in depends.splitlines() if "Depends: linux-image" in line]
+    if not names:
+        pytest.skip(f"{PACKAGE} names no kernel")
+    apt("apt-get", "-q", "download", names[0], folder=folder)
+    package = next(folder.glob("*.deb"))
+    subprocess.run(["dpkg-deb", "-x", package, folder / "files"], check=True)
+    return next((folder / "files" / "boot").glob("vmlinuz-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_figures_of_one_kernel_repeat_to_the_digit(image: Path) -> None:
+    compared = kernel.compare([image, image], PLAN, limit_s=180)
+    first, second = compared.kernels
+    assert first.rows
+    assert first.rows == second.rows
+    assert {row["ratio"] for row in compared.rows} == {1.0}
+    # A stock kernel of before the patch, in which an expired wait really sleeps.
+    assert first.check["has_check"] is False
+    assert first.check["sleeps"] is True
+    zero = waits.find(first.rows, waits.RING_WAIT, 0)
+    assert zero is not None
+    assert zero["ratio_to_epoll_wait_0"] > 5
+    assert zero["timer_starts"] == pytest.approx(1.0, abs=0.05)
+    assert "cloud" in first.release
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_guest_that_dies_is_told_with_its_last_words(
+    image: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "initramfs"
+    archive.write_bytes(kernel.initramfs(b"#!/nowhere\n"))
+    with pytest.raises(MachineError, match=r"the guest died.*panic") as caught:
+        kernel.measure(image, archive, PLAN, 100, Progress())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_guest_that_takes_too_long_is_ended(image: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "initramfs"
+    archive.write_bytes(kernel.initramfs(b""))
+    with pytest.raises(MachineError, match="not done after 0 s"):
+        kernel.measure(image, archive, PLAN, 0.2, Progress())
+
+
+def test_the_archive_is_one_that_cpio_reads(tmp_path: Path) -> None:
+    data = kernel.initramfs(b"\x7fELF" + b"x" * 101)
+    assert data.startswith(b"070701")
+    assert len(data) % 4 == 0
+    tool = shutil.which("cpio")
+    if tool is None:
+        names = [b"dev/console\0", b"init\0", b"TRAILER!!!\0"]
+        assert all(name in data for name in names)
+        return
+    done = subprocess.run([tool, "-t"], input=data, capture_output=True, check=True)
+    assert done.stdout.split() == [b"dev", b"proc", b"sys", b"dev/console", b"init"]
+
+
+def test_the_guest_s_program_runs_here_too(tmp_path: Path) -> None:
+    program = kernel.build(tmp_path / "init")
+    done = subprocess.run([program, "ways=epoll_wait", "timeouts=0", "run_us=500"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    if '"where": "io_uring_setup"' in done.stdout:
+        pytest.skip("io_uring is refused here")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "ringlab done"
+    assert '"way": "epoll_wait"' in done.stdout
+
+
+def test_what_is_missing_is_told_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, elf = tmp_path / "bzImage", tmp_path / "vmlinux"
+    there.write_bytes(BZIMAGE)
+    elf.write_bytes(b"\x7fELF" + b"\0" * 1000)
+    monkeypatch.setattr(kernel, "QEMU", "sh")
+    kernel.require([there])
+    with pytest.raises(UsageError, match="there is no kernel image"):
+        kernel.require([tmp_path / "absent"])
+    with pytest.raises(UsageError, match="is no bzImage"):
+        kernel.require([elf])
+    monkeypatch.setattr(kernel, "QEMU", "qemu-of-nowhere")
+    with pytest.raises(MachineError, match=r"apt-get install.*qemu-system-x86"):
+        kernel.require([there])
+
+
+@pytest.mark.parametrize(("told", "package"), [
+    ("/usr/bin/ld: cannot find -lc: No such file", "static C library"),
+    ("ld.lld: error: unable to find library -luring", "static liburing"),
+    ("waits.c:1: error: something else", "does not build: waits.c:1: error"),
+])
+def test_a_failed_build_names_the_package(told: str, package: str) -> None:
+    assert package in kernel._build_failure(told)
+
+
+def test_the_command_tells_a_missing_image_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["kernel", "--image", os.fspath(tmp_path / "absent")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_kernels_stand_row_by_row_with_their_ratio() -> None:
+    def figures(us: float, way: str = waits.RING_WAIT) -> kernel.KernelFigures:
+        row = {"way": way, "timeout_ns": 0, "flags": "none", "napi_us": 0, "us_p50": us}
+        return kernel.KernelFigures(Path("k"), "6.1", [row], [], 1.0)
+
+    (row,) = kernel.side_by_side([figures(5.0), figures(1.0)])
+    assert row["ratio"] == pytest.approx(0.2)
+    lone = kernel.side_by_side([figures(5.0), figures(1.0, "ppoll")])
+    assert [(each["a"] is None, each["b"] is None) for each in lone] == [
+        (False, True), (True, False)]
+    assert {each["ratio"] for each in lone} == {None}
