@@ -239,7 +239,10 @@ class Engine:
         return out[0]
 
     def counters(self, worker: int | None = None) -> dict[str, int | str]:
-        """The flat counters of one loop, or of all together (see :func:`counters.total`)."""
+        """The flat counters of one loop, or of all together (see :func:`counters.total`).
+
+        :func:`engine.meanings.meanings` says what each one counts.
+        """
         which = range(self.workers) if worker is None else [worker]
         return counting.total(self.sample(index) for index in which)
 
