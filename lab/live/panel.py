@@ -220,7 +220,7 @@ class LivePanel:
             self._hello(message)
         elif kind in ("seen", "here", "hidden", "bye"):
             if self.watch.report(str(kind), str(message.get("view")),
-                                 int(message.get("number", 0)), bool(message.get("sight"))):
+                                 int(message.get("count", 0)), bool(message.get("sight"))):
                 self.desk.put(lambda: self._introduce(False))
         elif self.state != "open":
             return
@@ -240,7 +240,7 @@ class LivePanel:
             self.desk.put(lambda: self._span(begun, ended), key="span")
 
     def _hello(self, message: dict[str, Any]) -> None:
-        self.watch.hello(str(message.get("view")), int(message.get("number", 0)))
+        self.watch.hello(str(message.get("view")), int(message.get("count", 0)))
         setup = bool(message.get("setup", True))
         if self.state == "resting":
             threading.Thread(target=self._resume, name="ringlab-resume", daemon=True).start()

@@ -100,30 +100,30 @@ class Watch:
         self._reported: float | None = None
         self._bye: float | None = None
         self._in_sight: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._waiting_since: float | None = None
         self._behind = 0
 
-    def hello(self, view: str, number: int = 0) -> None:
+    def hello(self, view: str, count: int = 0) -> None:
         """A view was opened, or came into sight again."""
-        if not self._newer(view, number):
+        if not self._newer(view, count):
             return
         self._reported = self._clock()
         self._bye = self._waiting_since = None
         self._behind = 0
         self._in_sight.add(view)
 
-    def report(self, kind: str, view: str, number: int = 0, sight: bool = False) -> bool:
+    def report(self, kind: str, view: str, count: int = 0, sight: bool = False) -> bool:
         """A view said ``seen`` (a frame was painted), ``here``, ``hidden`` or ``bye``.
 
-        ``number`` counts a view's messages: the kernel may hand them over in another order. Whether
+        ``count`` counts a view's messages: the kernel may hand them over in another order. Whether
         the view is in ``sight`` though it was taken to be hidden, so that it lacks the newest rows.
         """
         now = self._clock()
         self._reported = now
         if kind == "seen":
             self._waiting_since, self._behind = None, 0
-        if not self._newer(view, number):
+        if not self._newer(view, count):
             return False
         if kind in ("seen", "here"):
             self._bye = None
@@ -136,10 +136,10 @@ class Watch:
             self._bye = now
         return False
 
-    def _newer(self, view: str, number: int) -> bool:
-        newer = number == 0 or number > self._numbers.get(view, 0)
+    def _newer(self, view: str, count: int) -> bool:
+        newer = count == 0 or count > self._counts.get(view, 0)
         if newer:
-            self._numbers[view] = number
+            self._counts[view] = count
         return newer
 
     def sent(self) -> None:

@@ -20,14 +20,14 @@ function render({ model, el: place }) {
   place.append(root);
   let inSight = false;
   let gone = false;
-  let number = 0;
+  let count = 0;
   const send = (message) => {
     if (gone) {
       return;
     }
     try {
-      number += 1;
-      model.send({ ...message, view, number, sight: inSight });
+      count += 1;
+      model.send({ ...message, view, count, sight: inSight });
     } catch {
       lost();
     }
