@@ -137,16 +137,16 @@ class WaitsView:
             self._thread.start()
 
     def _work(self) -> None:
-        while not self._closing.is_set() and not self.watch.gone:
-            if not self.watch.watched:
-                self._closing.wait(_REST_S)
-                continue
-            # Tracepoints are attached only while somebody looks.
-            with tracing():
-                while self.watch.watched and not self._closing.is_set():
-                    self._once()
-                    self._closing.wait(PAUSE_S)
+        while not self._closing.wait(_REST_S) and not self.watch.gone:
+            if self._looked_at():
+                with tracing():  # tracepoints are attached only while somebody looks
+                    while self._looked_at():
+                        self._once()
+                        self._closing.wait(PAUSE_S)
         self._thread = None  # whoever looks again starts another
+
+    def _looked_at(self) -> bool:
+        return self.watch.watched and not self._closing.is_set()
 
     def _once(self) -> None:
         try:
@@ -197,7 +197,8 @@ def _figures(newest: Figures, base_us: float | None) -> list[list[str]]:
 
     times = figure(newest.us_p50 / base_us) if base_us else "..."
     return [
-        ["one wait", figure(newest.us_p50), "us p50"], ["", figure(newest.us_p99), "us p99"],
+        ["one wait", figure(newest.us_p50), "us p50"],
+        ["one in a hundred", figure(newest.us_p99), "us p99"],
         ["against epoll_wait(0)", times, "times"],
         ["switches", count(newest.voluntary_switches), "per wait"],
         ["timers started", count(newest.timer_starts), "per wait"],
