@@ -99,7 +99,7 @@ def compare(
     console lines), or an image takes longer than ``limit_s`` seconds.
     """
     require(images)
-    with tempfile.TemporaryDirectory(prefix="ringlab-kernel-") as name:
+    with tempfile.TemporaryDirectory(prefix="ringlab-guest-") as name:
         folder = Path(name)
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(build(folder / "init").read_bytes()))

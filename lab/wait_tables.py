@@ -110,13 +110,13 @@ def napi_table(run: Run) -> Table:
             Cell(waits.label(row["timeout_ns"])),
             Cell(f"{row['napi_us']:,} us" if row["napi_us"] else "none"),
             Cell(figure(row["us_p50"])), Cell(figure(row["overrun_us_p50"])),
-            Cell(f"{100 * row['cpu_us'] / row['us_mean']:.0f}"), _count(row["timer_starts"]),
+            Cell(f"{waits.cpu_percent(row):.0f}"), _count(row["timer_starts"]),
             _count(row["voluntary_switches"]),
         ])
     lacking = [one["reason"] for one in run.data["absent"] if one.get("napi_us")]
     remark = f"Not measured: {lacking[0]}." if lacking and not rows else ""
     return Table(f"{_RING} with NAPI busy polling over a veth pair", columns, rows,
-                 f"{remark} {notes(run)} Neighbours that take the CPU lower its share.".strip())
+                 f"{remark} {notes(run)}".strip())
 
 
 def ping_note(run: Run) -> Note:

@@ -244,6 +244,14 @@ def warnings_of(result: Result) -> list[str]:
     return found
 
 
+def cpu_percent(row: Mapping[str, Any]) -> float:
+    """The share of a wait that its thread spends on a CPU, 0 to 100.
+
+    Of the usual wait: one during which a neighbour was given the CPU is long, and costs no more.
+    """
+    return min(100.0, 100 * float(row["cpu_us"]) / float(row["us_p50"]))
+
+
 # ---- words --------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ def plot_zero(run: Run, flags: str = "none") -> Picture:
     height = ZERO_HEIGHT_ROW * len(frame) + 60
     plot = style.new_figure(
         y_range=list(frame["way"]), x_axis_type="log", height=height, tools=style.tools(hover),
-        toolbar_location="right", x_range=Range1d(start=lowest / 2, end=highest * 12),
+        toolbar_location="right", x_range=Range1d(start=lowest / 2, end=highest * 60),
         x_axis_label="one wait takes, us (p50; the line spans the rounds)",
     )
     plot.segment("us_lowest", "way", "us_highest", "way", source=source,
