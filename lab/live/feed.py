@@ -32,6 +32,7 @@ _COST_S = 5.0
 _ONE_MOVE_S = 1.5
 _SETTLE_S = 0.5
 _ACCOUNT_S = 0.5
+_HURRY_S = 0.4
 
 Mark = dict[str, Any]
 
@@ -167,10 +168,18 @@ class Feed:
         """Whether frames go out when something changes."""
         return self._watch.watched and not (self._paused or self._dark or self._broken)
 
+    def _pause(self) -> float:
+        """Seconds to the next look; after a mark half as long, for its effect is waited for."""
+        if not self.streaming:
+            return _RESTING_S
+        hurry = self._marks and time.monotonic_ns() - self.zero_ns < (
+            self._marks[-1]["seen"] + _HURRY_S) * 1e9
+        return (0.55 if hurry else 1.0) / self.hz
+
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stop.is_set():
-            due = max(due + (1 / self.hz if self.streaming else _RESTING_S), time.monotonic())
+            due = max(due + self._pause(), time.monotonic())
             if self._wake.wait(max(0.0, due - time.monotonic())):
                 self._wake.clear()
                 due = time.monotonic()
@@ -210,11 +219,11 @@ class Feed:
         if not len(native):
             self._server.check()
             return False
-        flat = self.samples.add(native)
+        self.samples.add(native)
         outq = 0.0
-        if int(flat["connections"][-1]):
+        if int(native["c"]["connections"][-1]):
             outq = sum(max(0, conn.outq) for conn in self._server.connections()) / 1024
-        rows = self._cut.rows(flat, outq)
+        rows = self._cut.rows(native, outq)
         self._history.extend(rows)
         self._unsent = min(KEPT_ROWS, self._unsent + len(rows))
         return len(rows) > 0

@@ -32,7 +32,8 @@ from lab.parameters import Value
 from lab.runs import Run, RunStore
 
 STOP_S = 1.0
-_STRIP_S = 0.3
+# The strip is told often while something has just been done, seldom while it stays so.
+_STRIP_S, _STRIP_LATER_S, _JUST_NS = 0.25, 0.7, 3_000_000_000
 _COST_S = 2.0
 _ENDED = Now("stopped", "the worker has left its loop; press start again", "", "", "")
 
@@ -442,7 +443,8 @@ class LivePanel:
             threading.Thread(target=self.rest, name="ringlab-rest", daemon=True).start()
         if not self.watch.watched or self._measuring:
             return
-        if now - self._strip_at >= _STRIP_S and not self.feed.paused:
+        just = time.monotonic_ns() - self.judge.changed_ns < _JUST_NS
+        if now - self._strip_at >= (_STRIP_S if just else _STRIP_LATER_S) and not self.feed.paused:
             self._strip_at = now
             self.board.tell(strip=self._strip(), status=self._status())
         if now - self._cost_at >= _COST_S:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.counters import flatten_array
+from engine.binding import words
+from engine.counters import flatten_array, sample_dtype
 
 Rows = NDArray[np.float64]
 
@@ -28,6 +29,7 @@ COLUMNS = (
 ``queued`` ms per s on a run queue, running or waiting; gauges as they were at ``t``;
 ``out_mib`` MiB per s that the sockets took; ``outq_kib`` KiB that wait in the sockets."""
 _AT = {name: number for number, name in enumerate(COLUMNS)}
+_WHY_AT = {f"why_{why}": number for number, why in enumerate(words("rl_why"))}
 # A difference smaller than this cannot be seen in the picture: a count more or less in a row of
 # 0.1 s (an idle loop of 40 waits a second makes 3 to 5), a percent of a core.
 _SAME_COUNTS = 2.0
@@ -38,7 +40,11 @@ _SAME_KIB = 1.0
 
 
 class Samples:
-    """The newest samples of one server, flat and oldest first, up to ``seconds`` of them."""
+    """The newest samples of one server, oldest first, up to ``seconds`` of them.
+
+    Kept as the engine made them: to lay them out flat costs more than to keep them, and few are
+    ever asked for.
+    """
 
     def __init__(self, seconds: float = 120.0) -> None:
         self.seen = 0
@@ -47,36 +53,40 @@ class Samples:
         self._seconds = seconds
 
     def add(self, samples: NDArray[np.void]) -> NDArray[np.void]:
-        """Keeps native samples; returns them flat."""
-        flat = flatten_array(samples)
-        if len(flat):
-            self.seen += len(flat)
-            self._chunks.append(flat)
-            oldest = int(flat["t_ns"][-1]) - int(self._seconds * 1e9)
+        """Keeps native samples, and returns them."""
+        if len(samples):
+            self.seen += len(samples)
+            self._chunks.append(samples)
+            oldest = int(samples["t_ns"][-1]) - int(self._seconds * 1e9)
             while len(self._chunks) > 1 and int(self._chunks[0]["t_ns"][-1]) < oldest:
                 self._chunks.popleft()
-        return flat
+        return samples
 
     def since(self, t_ns: int, until_ns: int | None = None) -> NDArray[np.void]:
         """Those from ``t_ns`` (of CLOCK_MONOTONIC) on, as one flat array."""
         chunks = [chunk for chunk in list(self._chunks) if int(chunk["t_ns"][-1]) >= t_ns]
         if not chunks:
-            return flatten_array(np.zeros(0, dtype=_native()))
+            return flatten_array(np.zeros(0, dtype=sample_dtype()))
         joined = np.concatenate(chunks)
         keep = joined["t_ns"] >= t_ns
         if until_ns is not None:
             keep &= joined["t_ns"] <= until_ns
-        return joined[keep]
+        return flatten_array(joined[keep])
 
     def clear(self) -> None:
         """Forgets them: another server's counters start from zero."""
         self._chunks.clear()
 
 
-def _native() -> np.dtype[np.void]:
-    from engine.counters import sample_dtype
-
-    return sample_dtype()
+def _field(samples: NDArray[np.void], name: str) -> NDArray[np.int64]:
+    """A column of native samples by its flat name, signed so that differences cannot wrap."""
+    if name in (samples.dtype.names or ()):
+        found = samples[name]
+    elif name.startswith("why_"):
+        found = samples["c"]["why"][:, _WHY_AT[name]]
+    else:
+        found = samples["c"][name]
+    return found.astype(np.int64)
 
 
 class Decimator:
@@ -95,11 +105,11 @@ class Decimator:
         """The next sample is a first one: the counters began anew."""
         self._last.clear()
 
-    def rows(self, flat: NDArray[np.void], outq_kib: float) -> Rows:
-        """The rows that ``flat`` completes, shape (n, len(COLUMNS))."""
+    def rows(self, samples: NDArray[np.void], outq_kib: float) -> Rows:
+        """The rows that native ``samples`` complete, shape (n, len(COLUMNS))."""
         per_worker = [
-            self._worker_rows(int(worker), flat[flat["worker"] == worker])
-            for worker in np.unique(flat["worker"])
+            self._worker_rows(int(worker), samples[samples["worker"] == worker])
+            for worker in np.unique(samples["worker"])
         ]
         rows = _together([rows for rows in per_worker if len(rows)])
         if len(rows):
@@ -113,7 +123,7 @@ class Decimator:
             return np.zeros((0, len(COLUMNS)))
         step_ns = int(self.step * 1e9)
         begun = int(last["t_ns"][0])
-        times = flat["t_ns"]
+        times = flat["t_ns"].astype(np.int64)
         if int(times[-1]) - begun < step_ns // 2:
             return np.zeros((0, len(COLUMNS)))
         wanted = np.arange(begun + step_ns, int(times[-1]), step_ns)
@@ -127,20 +137,20 @@ class Decimator:
 
     def _between(self, chosen: NDArray[np.void]) -> Rows:
         rows = np.zeros((len(chosen) - 1, len(COLUMNS)))
-        seconds = np.maximum(np.diff(chosen["t_ns"]) / 1e9, 1e-6)
-        rows[:, _AT["t"]] = (chosen["t_ns"][1:] - self.zero_ns) / 1e9
+        seconds = np.maximum(np.diff(_field(chosen, "t_ns")) / 1e9, 1e-6)
+        rows[:, _AT["t"]] = (_field(chosen, "t_ns")[1:] - self.zero_ns) / 1e9
         for name in RATES:
-            rows[:, _AT[name]] = np.diff(chosen[name]) / seconds
-        rows[:, _AT["cpu"]] = np.diff(chosen["thread_cpu_ns"]) / 1e6 / seconds
-        rows[:, _AT["process_cpu"]] = np.diff(chosen["process_cpu_ns"]) / 1e6 / seconds
-        queued = np.diff(chosen["run_ns"]) + np.diff(chosen["queue_ns"])
+            rows[:, _AT[name]] = np.diff(_field(chosen, name)) / seconds
+        rows[:, _AT["cpu"]] = np.diff(_field(chosen, "thread_cpu_ns")) / 1e6 / seconds
+        rows[:, _AT["process_cpu"]] = np.diff(_field(chosen, "process_cpu_ns")) / 1e6 / seconds
+        queued = np.diff(_field(chosen, "run_ns")) + np.diff(_field(chosen, "queue_ns"))
         rows[:, _AT["queued"]] = np.clip(queued / 1e6 / seconds, 0, 1000)
         for name in ("list_length", "sending", "held_now"):
-            rows[:, _AT[name]] = chosen[name][1:]
-        out = np.diff(chosen["bytes_sent"]) + np.diff(chosen["bytes_direct"])
+            rows[:, _AT[name]] = _field(chosen, name)[1:]
+        out = np.diff(_field(chosen, "bytes_sent")) + np.diff(_field(chosen, "bytes_direct"))
         rows[:, _AT["out_mib"]] = out / 2**20 / seconds
         # A server that was started again counts from zero: no row may show that as a rate.
-        return np.asarray(rows[np.diff(chosen["iterations"]) >= 0])
+        return np.asarray(rows[np.diff(_field(chosen, "iterations")) >= 0])
 
 
 def _together(per_worker: list[Rows]) -> Rows:
@@ -162,8 +172,10 @@ def differs(row: Rows, other: Rows | None, step: float) -> bool:
     gap = np.abs(row - other)
     counts = gap[[_AT[name] for name in RATES]]
     near = np.maximum(row, other)[[_AT[name] for name in RATES]] * 0.03
+    rates = slice(_AT[RATES[0]], _AT[RATES[-1]] + 1)
     return bool(
-        np.any(counts > np.maximum(_SAME_COUNTS / step, near))
+        np.any((row[rates] == 0) != (other[rates] == 0))  # to fall asleep is always a change
+        or np.any(counts > np.maximum(_SAME_COUNTS / step, near))
         or gap[_AT["cpu"]] > _SAME_CPU
         or gap[_AT["process_cpu"]] > _SAME_PROCESS_CPU
         or gap[_AT["queued"]] > _SAME_QUEUED

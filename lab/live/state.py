@@ -51,11 +51,11 @@ class LiveJudge:
 
     def __init__(self) -> None:
         self._idle: dict[tuple[Any, ...], Window] = {}
-        self._changed_ns = 0
+        self.changed_ns = 0
 
     def changed(self, now_ns: int) -> None:
         """A control was moved or a client acted: what came before says nothing any more."""
-        self._changed_ns = now_ns
+        self.changed_ns = now_ns
 
     def look_s(self, cap_ms: float) -> float:
         """How many seconds of samples are wanted: ten idle periods, within reason."""
@@ -71,7 +71,7 @@ class LiveJudge:
             return UNKNOWN
         last = flat[-1]
         wait = (str(last["last_mode"]), str(last["last_why"]), timeout_text(last))
-        stretch = flat[flat["t_ns"] > self._changed_ns]
+        stretch = flat[flat["t_ns"] > self.changed_ns]
         if len(stretch) < 2 or _seconds(stretch) < SETTLING_S:
             return Now("undecided", "something was changed just now: it settles", *wait)
         window = window_of("stall" if stalled else IDLE, stretch)
