@@ -39,22 +39,22 @@ void conn_unlist(struct worker *w, struct conn *c)
 }
 
 /* Appended with the newest time, so that the first is always the one that has waited longest. */
-static void sending_add(struct worker *w, struct conn *c)
+static void queue_add(struct worker *w, struct conn_queue *q, struct conn *c)
 {
-    STORE(c->send_since, w->now);
-    c->send_prev = w->sending_last;
-    c->send_next = NULL;
-    *(c->send_prev ? &c->send_prev->send_next : &w->sending_first) = c;
-    w->sending_last = c;
+    STORE(c->since, w->now);
+    c->queue_prev = q->last;
+    c->queue_next = NULL;
+    *(c->queue_prev ? &c->queue_prev->queue_next : &q->first) = c;
+    q->last = c;
 }
 
-static void sending_remove(struct worker *w, struct conn *c)
+static void queue_remove(struct conn_queue *q, struct conn *c)
 {
-    if (w->sending_first != c && !c->send_prev)
+    if (q->first != c && !c->queue_prev)
         return; /* taken off already */
-    *(c->send_prev ? &c->send_prev->send_next : &w->sending_first) = c->send_next;
-    *(c->send_next ? &c->send_next->send_prev : &w->sending_last) = c->send_prev;
-    c->send_prev = c->send_next = NULL;
+    *(c->queue_prev ? &c->queue_prev->queue_next : &q->first) = c->queue_next;
+    *(c->queue_next ? &c->queue_next->queue_prev : &q->last) = c->queue_prev;
+    c->queue_prev = c->queue_next = NULL;
 }
 
 static void set_sending(struct worker *w, struct conn *c, bool on)
@@ -109,7 +109,6 @@ struct conn *conn_open(struct worker *w, int fd)
     }
     STORE(c->fd, fd);
     STORE(c->open, 1);
-    STORE(c->close_after, w->stop_at != 0); /* it was accepted while the worker began to stop */
     STORE(w->count.connections, w->count.connections + 1);
     arm_recv(w, c);
     return c;
@@ -134,7 +133,7 @@ void conn_close(struct worker *w, struct conn *c, bool reset)
     STORE(c->closing, 1);
     c->reset = reset;
     conn_unlist(w, c);
-    sending_remove(w, c);
+    queue_remove(c->lingering ? &w->lingering : &w->in_flight, c);
     w->ops->shutdown(c);
 }
 
@@ -155,6 +154,7 @@ static void conn_reset_state(struct conn *c)
     STORE(c->paused, 0);
     STORE(c->eof, 0);
     STORE(c->closing, 0);
+    STORE(c->lingering, 0);
     STORE(c->done, 0);
     STORE(c->close_after, 0);
     STORE(c->held_mark, 0);
@@ -246,7 +246,7 @@ static void flush(struct worker *w, struct conn *c)
         return;
     }
     set_sending(w, c, true);
-    sending_add(w, c);
+    queue_add(w, &w->in_flight, c);
     STORE(w->sends_pending, 1);
     ADD(w->count.sends, 1);
     w->progress = true;
@@ -256,7 +256,7 @@ static void flush(struct worker *w, struct conn *c)
 static void apply_send(struct worker *w, struct conn *c, int result)
 {
     set_sending(w, c, false);
-    sending_remove(w, c);
+    queue_remove(&w->in_flight, c);
     if (result == -EAGAIN || result == -EINTR)
         return;
     if (result <= 0) {
@@ -281,7 +281,7 @@ void conn_send_done(struct worker *w, struct conn *c, int result)
         conn_finish(w, c);
         return;
     }
-    sending_remove(w, c);
+    queue_remove(&w->in_flight, c);
     STORE(c->done, 1); /* before the lock is tried: whoever hands it back finds this */
     c->done_result = result;
     if (!acquire(w, c)) {
@@ -463,6 +463,23 @@ static bool drained(struct worker *w, struct conn *c)
            !LOAD(write_buf(c)->bytes) && c->parsed == LOAD(c->answered);
 }
 
+/*
+ * All that was asked is answered. A client that may still be sending first gets the end of the stream
+ * alone: to close with bytes of its own unread resets the connection, and what it has not read yet
+ * would be lost. What it sends is dropped, until it closes or RL_LINGER is over.
+ */
+static void conn_end(struct worker *w, struct conn *c)
+{
+    if (c->eof) {
+        conn_close(w, c, false);
+    } else if (!c->lingering) {
+        STORE(c->lingering, 1);
+        queue_add(w, &w->lingering, c);
+        w->ops->end_stream(c);
+        w->progress = true;
+    }
+}
+
 /* After anything happened to it: let it go, or read on, when that is due. The lock is not held. */
 void conn_settle(struct worker *w, struct conn *c)
 {
@@ -472,9 +489,18 @@ void conn_settle(struct worker *w, struct conn *c)
             resume(w, c);
     }
     if (!c->closing && !c->paused && (c->eof || c->close_after) && drained(w, c))
-        conn_close(w, c, false);
+        conn_end(w, c);
     if (c->closing)
         conn_finish(w, c);
+}
+
+/* The worker stops: what is under way may still end in time, and who waits for nothing goes. */
+void conn_stop(struct worker *w, struct conn *c)
+{
+    STORE(c->close_after, 1);
+    if (!c->closing && !c->lingering && !c->paused && drained(w, c))
+        conn_close(w, c, false);
+    conn_settle(w, c);
 }
 
 static bool recv_fatal(int result)

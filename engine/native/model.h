@@ -24,6 +24,7 @@
 #include "ringlab.h"
 
 #define RL_IOV_MAX 8
+#define RL_LINGER (5000 * RL_MS) /* see conn_end */
 
 /* ---- bytes on their way out: copied text (heads, small bodies) and slices of the pattern --- */
 
@@ -65,6 +66,7 @@ struct conn {
     uint8_t open;
     uint8_t sending, listed, owes_recv, promoted, handler_running, paused, eof, closing;
     uint8_t recv_armed, cancelling;
+    uint8_t lingering;   /* its stream has ended; what the client still sends is dropped */
     uint8_t done;        /* a held completion: done_result waits to be applied */
     uint8_t close_after; /* the last response of this connection is in a buffer */
     uint8_t held_mark;   /* the worker was turned away by the lock: tell it at hand-back */
@@ -80,9 +82,9 @@ struct conn {
     uint8_t *input; /* bytes of an incomplete head, or unread while paused */
     uint32_t input_len, input_cap;
     uint64_t parsed, answered, sent;
-    int64_t send_since; /* when the outstanding SEND last made progress */
+    int64_t since; /* when its SEND last made progress; when it began to linger */
     struct conn *list_prev, *list_next; /* the dirty list */
-    struct conn *send_prev, *send_next; /* connections sending, by send_since */
+    struct conn *queue_prev, *queue_next; /* those in flight, or lingering, by since */
     struct conn *detach_next;           /* the detach queue */
     struct conn *pool_next;             /* the handler pool's queue */
     struct request *first, *last;       /* for the handler */
@@ -122,6 +124,7 @@ struct ops {
     /* Directly on the socket, not through the ring. */
     ssize_t (*write)(struct conn *c, const struct iovec *iov, int count);
     void (*shutdown)(struct conn *c); /* every outstanding request of it completes soon after */
+    void (*end_stream)(struct conn *c); /* ends the sending half alone */
     void (*close)(struct conn *c);
     void (*close_listener)(struct worker *w);
     void (*lock)(struct conn *c); /* waits for the handler, however long it runs */
@@ -139,6 +142,10 @@ typedef int64_t (*decide_fn)(const struct worker *w, int decision, const struct 
 struct handler_counters {
     uint64_t direct_writes, direct_short, direct_eagain, bytes_direct;
 } __attribute__((aligned(RL_CACHE_LINE)));
+
+struct conn_queue {
+    struct conn *first, *last;
+};
 
 struct conn_list {
     struct conn *first, *last;
@@ -161,7 +168,8 @@ struct worker {
     struct conn *free_conns;
     uint32_t slots;
     struct conn_list dirty;
-    struct conn *sending_first, *sending_last;
+    struct conn_queue in_flight; /* by age of their SEND */
+    struct conn_queue lingering;
 
     pthread_mutex_t detach_lock;
     struct conn *detach_first, *detach_last;
@@ -223,6 +231,7 @@ void conn_send_done(struct worker *w, struct conn *c, int result);
 bool conn_move(struct worker *w, struct conn *c); /* all that the worker can do for it */
 void conn_settle(struct worker *w, struct conn *c); /* close when drained, resume input */
 void conn_close(struct worker *w, struct conn *c, bool reset);
+void conn_stop(struct worker *w, struct conn *c);
 bool conn_finish(struct worker *w, struct conn *c); /* true: it is gone */
 void conn_list(struct worker *w, struct conn *c);
 void conn_unlist(struct worker *w, struct conn *c);

@@ -180,11 +180,11 @@ void view_conn(const struct conn *c, rl_conn_view *out)
         .sending = LOAD(c->sending), .listed = LOAD(c->listed),
         .owes_recv = LOAD(c->owes_recv), .promoted = LOAD(c->promoted), .held = LOAD(c->done),
         .handler_running = LOAD(c->handler_running), .queued = LOAD(c->queued),
-        .paused = LOAD(c->paused), .eof = LOAD(c->eof), .closing = LOAD(c->closing),
+        .paused = LOAD(c->paused), .eof = LOAD(c->eof), .closing = LOAD(c->closing) || LOAD(c->lingering),
         .write_buf = LOAD(write_buf(own)->bytes), .send_buf = LOAD(send_buf(own)->bytes),
         .sent = LOAD(c->sent), .requests = LOAD(c->parsed),
         .outstanding = LOAD(c->parsed) - LOAD(c->answered), .outq = -1,
-        .send_age_ns = LOAD(c->sending) ? LOAD(c->worker->now) - LOAD(c->send_since) : -1,
+        .send_age_ns = LOAD(c->sending) ? LOAD(c->worker->now) - LOAD(c->since) : -1,
     };
 }
 

@@ -321,6 +321,8 @@ static void ring_shutdown(struct conn *c)
     shutdown(c->fd, SHUT_RDWR); /* completes the requests that wait on it */
 }
 
+static void ring_end_stream(struct conn *c) { shutdown(c->fd, SHUT_WR); }
+
 static void ring_conn_close(struct conn *c)
 {
     no_linger(c);
@@ -366,6 +368,7 @@ const struct ops ring_ops = {
     .send = ring_send,
     .write = ring_write,
     .shutdown = ring_shutdown,
+    .end_stream = ring_end_stream,
     .close = ring_conn_close,
     .close_listener = ring_close_listener,
     .lock = ring_lock,

@@ -256,6 +256,8 @@ static void op_shutdown(struct conn *c)
     script_serve(script_of(c->worker));
 }
 
+static void op_end_stream(struct conn *c) { (void)c; /* the client sees that it is closing */ }
+
 static void op_close(struct conn *c)
 {
     peer_of(c)->conn = NULL;
@@ -297,6 +299,7 @@ const struct ops script_ops = {
     .send = op_send,
     .write = op_write,
     .shutdown = op_shutdown,
+    .end_stream = op_end_stream,
     .close = op_close,
     .close_listener = op_close_listener,
     .lock = op_lock,

@@ -59,7 +59,7 @@ static void leave_loop(struct ring_worker *rw)
             struct conn *c = w->conns[i];
             if (!c->open)
                 continue;
-            conn_close(w, c, true);
+            conn_close(w, c, !c->lingering);
             conn_finish(w, c);
         }
         if (!w->count.connections)

@@ -67,10 +67,8 @@ static void begin_stop(struct worker *w)
         w->ops->close_listener(w);
     for (uint32_t i = 0; i < w->slots; i++) {
         struct conn *c = w->conns[i];
-        if (c->open && !c->closing) {
-            STORE(c->close_after, 1); /* what is under way may still end in time */
-            conn_settle(w, c);
-        }
+        if (c->open && !c->closing)
+            conn_stop(w, c);
     }
 }
 
@@ -107,18 +105,21 @@ void worker_nudge(struct worker *w)
 
 /* ---- the wait ------------------------------------------------------------------------------ */
 
+static int64_t earlier(int64_t earliest, int64_t due)
+{
+    return earliest < 0 || due < earliest ? due : earliest;
+}
+
 /* The earliest moment at which the loop itself must act; -1: none. */
 int64_t worker_deadline(const struct worker *w)
 {
     int64_t earliest = w->stop_at ? w->stop_at : -1;
     int64_t limit = LOAD(w->settings[RL_SET_WRITE_TIMEOUT_MS]) * RL_MS;
-    if (limit > 0 && w->sending_first) {
-        int64_t due = w->sending_first->send_since + limit;
-        earliest = earliest < 0 || due < earliest ? due : earliest;
-    }
-    if (w->accept_at && (earliest < 0 || w->accept_at < earliest))
-        earliest = w->accept_at;
-    return earliest;
+    if (limit > 0 && w->in_flight.first)
+        earliest = earlier(earliest, w->in_flight.first->since + limit);
+    if (w->lingering.first)
+        earliest = earlier(earliest, w->lingering.first->since + RL_LINGER);
+    return w->accept_at ? earlier(earliest, w->accept_at) : earliest;
 }
 
 static rl_wait wait_of(int mode, int why, int64_t timeout_ns)
@@ -197,7 +198,9 @@ static void accept_done(struct worker *w, const struct completion *done)
         ADD(w->count.accepts, 1);
         w->progress = true;
         struct conn *c = conn_open(w, done->result);
-        if (c)
+        if (c && w->stop_at) /* accepted as the worker began to stop */
+            conn_stop(w, c);
+        else if (c)
             conn_settle(w, c);
         return;
     }
@@ -330,10 +333,14 @@ void worker_house(struct worker *w)
         return;
     int64_t limit = LOAD(w->settings[RL_SET_WRITE_TIMEOUT_MS]) * RL_MS;
     struct conn *c;
-    while (limit > 0 && (c = w->sending_first) && w->woke - c->send_since >= limit) {
+    while (limit > 0 && (c = w->in_flight.first) && w->woke - c->since >= limit) {
         ADD(w->count.write_timeouts, 1);
         w->progress = true;
         conn_close(w, c, true); /* takes it off the list of those sending */
+        conn_finish(w, c);
+    }
+    while ((c = w->lingering.first) && w->woke - c->since >= RL_LINGER) {
+        conn_close(w, c, false);
         conn_finish(w, c);
     }
     if (w->accept_at && w->now >= w->accept_at) {

@@ -480,6 +480,9 @@ class World:
             client.to_send.clear()
             self.script.room(client.slot, ALL_ROOM)
             acted |= self.complete(client)
+            view = self.view(client)
+            if view and view.closing and not client.eof and not client.reset:
+                self.half_close(client)  # it has read the end of the stream, and closes
             acted |= self.end(client) or self.handle(client)
         return acted
 
