@@ -168,6 +168,10 @@ def _programs() -> list[Row]:
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     rows.append(Row("browser", OK, browser) if browser else
                 Row("browser", WARN, "no Chromium", "tests/browser need it: apt install chromium"))
+    emulator = _program("qemu-system-x86_64")
+    rows.append(Row("QEMU", OK, emulator) if emulator else
+                Row("QEMU", WARN, "not installed", "ringlab kernel needs it: apt install "
+                    "--no-install-recommends qemu-system-x86"))
     absent = [name for name in ("nginx", "wrk") if not _program(name)]
     rows.append(Row("benchmarks", WARN, f"missing: {', '.join(absent)}",
                     f"make bench needs them: apt install {' '.join(absent)}")

@@ -4,7 +4,7 @@
  *
  *   waits [ways=a,b] [timeouts=0,50000] [setups=none,defer] [run_us=N] [settle_s=N]
  *
- * Prints one line a row, "ringlab row " and JSON, and "ringlab done" or "ringlab failed" at the end.
+ * Prints one line a row, "ringlab row " and JSON, then "ringlab done" or "ringlab failed".
  */
 #include <errno.h>
 #include <stdint.h>

@@ -31,8 +31,8 @@ typedef struct {
     int32_t trace;       /* 1: count trace events */
 } rl_wait_case;
 
-/* What is counted by tracepoints, of the waiting thread; timer interrupts also of its CPU while idle,
- * since a thread that sleeps is not the one that is interrupted. */
+/* What is counted by tracepoints, of the waiting thread; timer interrupts also of its CPU while it
+ * is idle, since a thread that sleeps is not the one that is interrupted. */
 enum rl_trace { RL_TRACE_TIMER_STARTS, RL_TRACE_TIMER_INTERRUPTS, RL_TRACE_SWITCHES, RL_TRACES };
 enum rl_trace_step { RL_TRACE_NOT_ASKED, RL_TRACE_TRACEFS, RL_TRACE_EVENT, RL_TRACE_PERF };
 
@@ -55,8 +55,8 @@ typedef struct {
     int32_t trace_step[RL_TRACES];  /* enum rl_trace_step: where that came from */
 } rl_wait_figures;
 
-/* Measures on a thread made for it, which stays on one CPU and takes no signals; the caller waits. A
- * wait may only end as one that timed out does: another result is returned as the negative errno
+/* Measures on a thread made for it, which stays on one CPU and takes no signals; the caller waits.
+ * A wait may only end as one that timed out does: another result is returned as the negative errno
  * (-EBADMSG for a success), with the call that gave it in where. -EOPNOTSUPP: this kernel lacks the
  * way, its flags, or NAPI; where says which. */
 int rl_wait_measure(const rl_wait_case *asked, rl_wait_figures *out, char *where,

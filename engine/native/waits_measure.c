@@ -2,8 +2,8 @@
  * The measuring of one way to wait: calibrate, warm up, time, then count trace events.
  *
  * A reading of the clock costs as much as the cheapest waits, so what is timed is a block of waits
- * long enough to hide it; expensive waits are timed one by one. Trace events are counted afterwards,
- * over waits of their own, so that counting them costs the timed ones nothing.
+ * long enough to hide it; expensive waits are timed one by one. Trace events are counted
+ * afterwards, over waits of their own, so that counting them costs the timed ones nothing.
  */
 #define _GNU_SOURCE /* CPU sets, RUSAGE_THREAD */
 #include <errno.h>
@@ -198,7 +198,7 @@ static int measure(struct waiting *w, int cpu, rl_wait_figures *out)
     return result;
 }
 
-/* ---- around it: a thread of its own, no signals, one CPU -------------------------------------- */
+/* ---- around it: a thread of its own, no signals, one CPU ------------------------------------- */
 
 struct job {
     const rl_wait_case *asked;
@@ -209,7 +209,7 @@ struct job {
 
 /*
  * A thread of its own: when a ring is closed the kernel later interrupts the thread that had it,
- * which would end the waits of the next measurement, and a ring under SINGLE_ISSUER is its thread's.
+ * which would end waits of the next measurement; and under SINGLE_ISSUER a ring is its thread's.
  */
 static void *measure_main(void *arg)
 {

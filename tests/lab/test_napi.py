@@ -138,16 +138,25 @@ def test_a_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch, project: Path) -
 def test_a_wait_that_polls_still_ends_by_its_timeout_and_arms_a_timer(
     made: napi.Connection
 ) -> None:
+    """It polls instead of sleeping: hardly a switch, where the plain wait has one each.
+
+    A neighbour who wants the CPU ends the polling early, so the calmest of some tries tells.
+    """
     name = "io_uring_wait_cqe_timeout"
-    try:
-        polled = measure(Case(name, 50_000, "none", 1000, made.client.fileno()), 0.02)
-    except WayAbsent as reason:
-        pytest.skip(str(reason))
     plain = measure(Case(name, 50_000), 0.02)
-    assert polled.timed_out == 1.0
-    # It polls instead of sleeping: hardly a switch, where the plain wait has one each.
-    assert polled.voluntary_switches < 0.5 * plain.voluntary_switches
-    assert polled.cpu_us > 2 * plain.cpu_us
+    tries = []
+    for _ in range(10):
+        try:
+            tries.append(measure(Case(name, 50_000, "none", 1000, made.client.fileno()), 0.02))
+        except WayAbsent as reason:
+            pytest.skip(str(reason))
+    assert {each.timed_out for each in tries} == {1.0}
+    calmest = min(tries, key=lambda each: each.voluntary_switches)
+    assert calmest.voluntary_switches < 0.5 * plain.voluntary_switches
+    assert calmest.cpu_us > 2 * plain.cpu_us
+    if (measure(Case(name, 0), 0.005).timer_starts or 0) > 0.9:  # a kernel of before the patch
+        assert calmest.timer_starts is not None
+        assert calmest.timer_starts > 0.9, "past its deadline, it arms a timer all the same"
 
 
 def test_ping_pong_counts_round_trips(made: napi.Connection) -> None:
