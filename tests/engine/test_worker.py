@@ -108,6 +108,28 @@ def test_tickless_sleeps_to_the_very_deadline() -> None:
     assert int(world.script.counters()["waits"]) - waits <= 3
 
 
+@pytest.mark.parametrize("policy", QUIET)
+def test_a_client_that_does_not_close_after_its_last_response_is_closed_in_time(
+    policy: str,
+) -> None:
+    """Until then what it still sends is dropped: to close at once could cost it the response."""
+    world = World(policy)
+    client = connected(world)
+    world.request(client, Ask("sync", 24, kind="close"))
+    world.turn()
+    world.complete(client)
+    world.step()
+    world.to_the_wait()
+    ended = world.script.loop().now_ns
+    world.script.input(client.slot, Ask("sync", 24).wire())
+    for _ in range(300):
+        if world.turn() == "asleep" or client.gone:
+            break
+    assert client.gone
+    assert client.got == client.due()
+    assert 4900 * MS < world.script.loop().now_ns - ended < 5200 * MS
+
+
 # ---- changes while it sleeps --------------------------------------------------------------------
 
 
