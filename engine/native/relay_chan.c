@@ -166,6 +166,7 @@ void chan_clear(struct relay *r, struct chan *ch)
 {
     chan_drop(r, ch);
     set_held(ch, 0, 0);
+    STORE(ch->full, 0);
 }
 
 /* ---- the sink-full mark -------------------------------------------------------------------- */
