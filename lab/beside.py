@@ -26,7 +26,7 @@ _POLICY_OF_BUILD = {
 }
 # What a real system counted under another name; one wait of the worker is one enter.
 _QUANTITY = {"enters_per_s": "waits_per_s"}
-STALLED = ("stall", "held")
+STALLED = ("stall", "held", "paced")
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from engine.errors import UsageError
 from lab.clients import PATIENCE_S, Client, ClientError
+from lab.origin import RELEASE, Object
 
 FIRST = "first"
 MAX_CLIENTS = 64
@@ -49,15 +50,35 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Get:
+    """Ask the bundled origin for objects in one write, each numbered as its response will be.
+
+    With ``upload`` they are POSTs, with bodies of so many bytes that the origin checks.
+    """
+
+    objects: tuple[Object, ...]
+    upload: int = 0
+    client: str = FIRST
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell the bundled origin at ``HOST:PORT`` to go on with every request that it holds."""
+
+    origin: str
+
+
+@dataclass(frozen=True)
 class State:
     """A state of the server: a test of its counters, which must then hold still to count.
 
-    ``steady`` names the counters that must not change for STEADY_S.
+    ``steady`` names the counters that must not change for ``hold_s`` seconds.
     """
 
     what: str
     test: Callable[[Counters], bool]
     steady: tuple[str, ...] = ()
+    hold_s: float = STEADY_S
 
 
 @dataclass(frozen=True)
@@ -143,8 +164,8 @@ class Poke:
 
 
 Step = (
-    Connect | Ask | Settle | Stall | Read | Pace | ReadUntilSilent | ReadAll | HalfClose
-    | Reset | Close | Poke
+    Connect | Ask | Get | Release | Settle | Stall | Read | Pace | ReadUntilSilent | ReadAll
+    | HalfClose | Reset | Close | Poke
 )
 Choreography = tuple[Step, ...]
 
@@ -159,6 +180,16 @@ SEND_WAITS = State(
     _send_waits,
     steady=("sends", "bytes_sent", "direct_writes", "requests"),
 )
+# A relay holds bytes that its client, or its origin, does not take. It is looked at for longer than
+# the kernel takes to probe a window that was shut: at the first probe some more often goes through.
+HELD_BACK = State(
+    "a relay holds bytes that nobody takes",
+    lambda counters: bool(counters["piped"] + counters["buffered"]),
+    steady=("requests", "responses", "connects", "bytes_spliced_client", "bytes_spliced_origin",
+            "bytes_copied_client", "bytes_copied_origin", "piped", "buffered"),
+    hold_s=0.25,
+)
+HELD_BRIEFLY = replace(HELD_BACK, hold_s=STEADY_S)
 # Used where no SEND may come at all: the traffic, whatever it was, is over.
 AT_REST = State(
     "no bytes move",
@@ -173,6 +204,15 @@ def requests_seen(count: int) -> State:
         f"{count} requests parsed",
         lambda counters: bool(counters["requests"] >= count),
         steady=("sends", "bytes_sent", "direct_writes"),
+    )
+
+
+def requests_forwarded(count: int) -> State:
+    """A relay has forwarded ``count`` requests since the player began, and no bytes move."""
+    return State(
+        f"{count} requests forwarded",
+        lambda counters: bool(counters["requests"] >= count),
+        steady=HELD_BACK.steady,
     )
 
 
@@ -266,6 +306,10 @@ class Player:
             case Ask():
                 self.asked_at = time.monotonic()
                 self.client(step.client).ask(target_of(step), step.size, step.count)
+            case Get():
+                self._get(step)
+            case Release():
+                self._release(step)
             case Settle():
                 self._settle(step)
             case Stall():
@@ -286,6 +330,21 @@ class Player:
                 self._drop(step.client).close()
             case Poke():
                 self._poke(step)
+
+    def _get(self, step: Get) -> None:
+        asking = self.client(step.client)
+        self.asked_at = time.monotonic()
+        first = asking.stream.asked
+        objects = [replace(each, seq=first + number, check=int(step.upload > 0))
+                   for number, each in enumerate(step.objects)]
+        asking.ask_for([(each.target, each.size) for each in objects], step.upload)
+
+    def _release(self, step: Release) -> None:
+        host, _, port = step.origin.rpartition(":")
+        with Client(host.strip("[]"), int(port), patience=self._patience) as other:
+            other.ask(RELEASE, 0)
+            if not other.read_all():
+                raise ClientError(f"the origin at {step.origin} did not let go: {_fault(other)}")
 
     def poke(self, step: Poke | None = None) -> float:
         """One small request on a connection of its own; ms from the request to its last byte."""
@@ -370,7 +429,7 @@ def wait_for(state: State, watch: Watch | None, most: float) -> bool:
         values = tuple(counters[name] for name in state.steady)
         if not state.test(counters) or values != seen:
             seen, since = values, now
-        elif now - since >= STEADY_S:
+        elif now - since >= state.hold_s:
             return True
         if now >= deadline:
             return False

@@ -7,17 +7,21 @@ offered), and nothing here ever reads a byte that it was not told to read.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
+import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from engine.errors import RinglabError, UsageError
-from lab.content import StreamCheck
+from lab.content import StreamCheck, body
 
 PATIENCE_S = 10.0
 MAX_DEPTH = 64
@@ -25,6 +29,7 @@ _CHUNK = 256 * 1024
 # How long the rest of a broken stream may pause before it counts as over: its framing is lost, so
 # nothing in it says where it ends.
 _AFTER_FAULT_S = 0.3
+_SEND_LOOK_S = 0.05
 
 
 class ClientError(RinglabError):
@@ -51,6 +56,8 @@ class Client:
         self.stream = StreamCheck(compare=compare)
         self.ended: str | None = None
         self._patience = patience
+        self._sender: threading.Thread | None = None
+        self._closed = threading.Event()
         self._where = f"{host}:{port}"
         self._buffer = bytearray(_CHUNK)
         self._socket = connect(host, port, rcvbuf, patience)
@@ -83,6 +90,41 @@ class Client:
         except OSError as error:
             self._lost(error)
             raise self._error(f"did not take {count} requests for {target}", error) from error
+
+    def ask_for(self, targets: Sequence[tuple[str, int]], upload: int = 0) -> None:
+        """Send requests of different targets in one write, each with the size of its body.
+
+        With ``upload`` they are POSTs of so many bytes of the pattern. A body that nobody takes
+        does not hold the caller up: it is sent beside whatever comes next.
+        """
+        first = self.stream.asked
+        parts = []
+        for number, (target, size) in enumerate(targets):
+            self.stream.expect(size)
+            parts.append(request(target, self._where, upload))
+            if upload:
+                parts.append(body(first + number, upload))
+        data = b"".join(parts)
+        if not upload:
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                self._lost(error)
+                raise self._error(f"did not take {len(targets)} requests", error) from error
+            return
+        self._stop_sending()
+        self._closed.clear()
+        self._sender = threading.Thread(
+            target=self._send, args=(self._socket.dup(), data), name="client-sender"
+        )
+        self._sender.start()
+
+    def _send(self, sending: socket.socket, data: bytes) -> None:
+        with sending, contextlib.suppress(OSError):  # what is lost shows in what arrives
+            left = memoryview(data)
+            while left and not self._closed.is_set():
+                if select.select([], [sending], [], _SEND_LOOK_S)[1]:
+                    left = left[sending.send(left, socket.MSG_DONTWAIT) :]
 
     def read(self, size: int, rate: float = 0.0) -> int:
         """Read and check ``size`` bytes of the stream, at most ``rate`` bytes a second (0: free).
@@ -151,6 +193,7 @@ class Client:
 
     def reset(self) -> None:
         """Close with RST, as a crashed or impatient client does."""
+        self._stop_sending()
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         finally:
@@ -158,7 +201,13 @@ class Client:
 
     def close(self) -> None:
         """Close the socket (RST when unread bytes are left, as TCP wants it)."""
+        self._stop_sending()
         self._socket.close()
+
+    def _stop_sending(self) -> None:
+        self._closed.set()
+        if self._sender is not None:
+            self._sender.join()
 
     def _recv(self, size: int, patience: float) -> int:
         """One recv() into the checker: bytes, or 0 with the reason left in ``ended``."""
@@ -208,9 +257,11 @@ class Client:
 _RESET = (errno.ECONNRESET, errno.EPIPE)
 
 
-def request(target: str, host: str) -> bytes:
-    """The bytes of one GET request."""
-    return f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("ascii")
+def request(target: str, host: str, upload: int = 0) -> bytes:
+    """The bytes of one GET request; of a POST's head, where there is a body to upload."""
+    length = f"Content-Length: {upload}\r\n" if upload else ""
+    return (f"{'POST' if upload else 'GET'} {target} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n"
+            ).encode("ascii")
 
 
 def connect(host: str, port: int, rcvbuf: int, patience: float) -> socket.socket:

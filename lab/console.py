@@ -32,7 +32,9 @@ def arms_table(arms: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for arm in arms:
         windows = arm["windows"]
-        idle, stalled = windows["idle"], next((windows[name] for name in STALLED if name in windows), {})
+        idle = windows["idle"]
+        stalled: Mapping[str, Any] = next(
+            (windows[name] for name in STALLED if name in windows), {})
         delivered = arm["delivered"]
         whole = delivered["bytes"] == delivered["expected"]
         rows.append((
@@ -90,7 +92,8 @@ def description(case: Any) -> str:
     facts = described(case)
     lines = [f"{case.name}: {case.title}"]
     for arm in facts["arms"]:
-        lines += ["", f"arm {arm['arm']}: {arm['what']}", f"  policies: {', '.join(arm['policies'])}"]
+        lines += ["", f"arm {arm['arm']}: {arm['what']}",
+                  f"  policies: {', '.join(arm['policies'])}"]
     lines += ["", "parameters (-p NAME=VALUE)"]
     rows = [(each.name, str(each.default), each.allowed, each.help) for each in case.parameters]
     return "\n".join([*lines, table(rows, ("name", "default", "allowed", "what"))])

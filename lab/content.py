@@ -20,11 +20,15 @@ RECORD = 16
 # (odd, so that no two of 65,536 responses of a connection begin alike).
 STRIDE = 69061
 PHASES = 1 << 16
-PHASES = 1 << 16
 MAX_HEAD = 64 * 1024
+MAX_LINE = 4096
+# A chunked body says only at its end how long it is.
+_ENDLESS = 1 << 62
 
 _RECORD = re.compile(rb"([0-9a-f]{15})\n")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 
@@ -69,6 +73,7 @@ class StreamCheck:
     ``expect()`` names the responses asked for, in their order; ``feed()`` takes what a recv()
     returned, in pieces of any size. After the first fault the place of a byte means nothing any
     more: the rest is only counted, with each head not yet seen taken to be like the last one.
+    Bodies have a Content-Length or are chunked; counts are of their bytes, never of the framing.
 
     ``compare=False`` checks framing and lengths alone, for a server whose bodies are its own.
     """
@@ -86,6 +91,11 @@ class StreamCheck:
         self._bare_head = 0  # bytes of the last head, less the digits of its Content-Length
         self._size: int | None = None  # of the body now arriving; None between bodies
         self._at = 0  # its bytes so far
+        self._stretch = 0  # its bytes up to the end of the chunk, or of the whole
+        self._chunked = False
+        self._awaited: str | None = None  # of a chunked body: the line that comes next
+        self._line = bytearray()
+        self._framing = 0  # bytes of such lines
 
     def expect(self, size: int | None, count: int = 1) -> None:
         """``count`` more responses were asked for; None leaves the size to the server's head."""
@@ -106,9 +116,9 @@ class StreamCheck:
     def received(self) -> int:
         """Bytes of body that arrived, right or wrong."""
         if self.fault is None:
-            return self.raw - self._head_bytes - len(self._head)
+            return self.raw - self._head_bytes - len(self._head) - self._framing
         unseen = sum(self._bare_head + len(str(size or 0)) for size in self._sizes[self._heads :])
-        return max(0, min(self.raw - self._head_bytes - unseen, self.expected))
+        return max(0, min(self.raw - self._head_bytes - self._framing - unseen, self.expected))
 
     @property
     def in_order(self) -> bool:
@@ -143,7 +153,12 @@ class StreamCheck:
         self.raw += end
         at = 0
         while at < end and self.fault is None:
-            at = self._take_head(data, at, end) if self._size is None else self._body(data, at, end)
+            if self._size is None:
+                at = self._take_head(data, at, end)
+            elif self._awaited is not None:
+                at = self._take_line(data, at, end)
+            else:
+                at = self._body(data, at, end)
 
     def _take_head(self, data: bytes | bytearray, at: int, end: int) -> int:
         if not self._waiting:
@@ -172,21 +187,64 @@ class StreamCheck:
             return self._misplaced(head, 0, "begins no response head: it ")
         if status[1] != b"200":
             return self._fail(self.responses, 0, f"is an answer {status[1].decode()}, not 200")
+        asked = self._waiting.popleft()
         if length is None:
-            return self._fail(self.responses, 0, "belongs to a head without Content-Length")
-        size, asked = int(length[1]), self._waiting.popleft()
+            return self._begin_chunks(head, asked)
+        size = int(length[1])
         if asked is not None and size != asked:
             what = f"belongs to a body of {size:,} bytes where {asked:,} were asked for"
             return self._fail(self.responses, 0, what)
         self._sizes[self.responses] = size
-        self._size, self._at = size, 0
+        self._size, self._at, self._stretch, self._chunked = size, 0, size, False
         return self._end_body()
+
+    def _begin_chunks(self, head: bytes, asked: int | None) -> None:
+        if not _CHUNKED.search(head):
+            what = "belongs to a head with neither Content-Length nor chunks"
+            return self._fail(self.responses, 0, what)
+        self._size = _ENDLESS if asked is None else asked
+        self._at, self._stretch, self._chunked, self._awaited = 0, 0, True, "size"
+        return None
+
+    def _take_line(self, data: bytes | bytearray, at: int, end: int) -> int:
+        stop = data.find(b"\n", at, end) + 1 or end
+        self._line += data[at : min(stop, at + MAX_LINE)]
+        self._framing += stop - at
+        if self._line.endswith(b"\n") or len(self._line) >= MAX_LINE:
+            line = bytes(self._line)
+            self._line.clear()
+            self._line_came(line)
+        return stop
+
+    def _line_came(self, line: bytes) -> None:
+        """The end of a chunk's data, a chunk's size, or the end of the last chunk's trailers."""
+        assert self._size is not None
+        size = _CHUNK.fullmatch(line) if self._awaited == "size" else None
+        if size is not None:
+            self._stretch = self._at + int(size[1], 16)
+            self._awaited = None if self._stretch > self._at else "end"
+            if self._stretch > self._size:
+                what = f"belongs to chunks of more than the {self._size:,} bytes asked for"
+                self._fail(self.responses, self._at, what)
+        elif self._awaited == "end" and line == b"\r\n":
+            if self._size not in (self._at, _ENDLESS):
+                what = f"is missing: the last chunk came before the {self._size:,} bytes asked for"
+                return self._fail(self.responses, self._at, what)
+            self._sizes[self.responses] = self._size = self._at
+            self._awaited = None
+            self._end_body()
+        elif self._awaited == "gap" and line == b"\r\n":
+            self._awaited = "size"
+        elif self._awaited != "end":
+            self._fail(self.responses, self._at, f"has {_show(line[:24])} where a chunk's "
+                       f"{'size' if self._awaited == 'size' else 'end'} was due")
+        return None
 
     def _body(self, data: bytes | bytearray, at: int, end: int) -> int:
         assert self._size is not None
-        while at < end and self._at < self._size:
+        while at < end and self._at < self._stretch:
             start = (phase(self.responses) + self._at) % PERIOD
-            count = min(end - at, self._size - self._at, PERIOD)
+            count = min(end - at, self._stretch - self._at, PERIOD)
             # startswith() with an offset compares in place, at the speed of memcmp.
             if self._compare and not data.startswith(pattern()[start : start + count], at):
                 wrong = _first_difference(data, at, start, count)
@@ -195,7 +253,10 @@ class StreamCheck:
                 return end
             at += count
             self._at += count
-        self._end_body()
+        if not self._chunked:
+            self._end_body()
+        elif self._at == self._stretch:
+            self._awaited = "gap"
         return at
 
     def _end_body(self) -> None:

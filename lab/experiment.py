@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,17 +26,24 @@ from lab.verdict import Budget, judge
 if TYPE_CHECKING:
     import numpy as np
 
+    from engine.decisions import ResolvedPolicy
+
 IDLE = "idle"
 
 # Where the experiments live. Imported when asked for: a listing must not load the engine.
-_HOMES = {"dirty-list": "lab.dirty_list", "expired-wait": "lab.expired_wait"}
+_HOMES = {
+    "dirty-list": "lab.dirty_list",
+    "splice": "lab.splice",
+    "expired-wait": "lab.expired_wait",
+}
 
 
 @dataclass(frozen=True)
 class Arm:
     """One variation: its name, a sentence, the policies that matter for it, its stalled window.
 
-    ``setup`` is for the experiment's own use: how this arm brings its stall about.
+    ``setup`` is for the experiment's own use: how this arm brings its stall about. Where ``moves``
+    is set the window is no stall: bytes move in it, and the question is what else the loop does.
     """
 
     name: str
@@ -43,6 +51,7 @@ class Arm:
     policies: tuple[str, ...]
     window: str = "stall"
     setup: Any = None
+    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Setting:
     repetition: int
     values: Mapping[str, Value]
     rule: Any = None  # a policy of the caller's own, whose name policy is
+    context: Any = None  # what the experiment's context gave for the whole run
 
     @property
     def served(self) -> Any:
@@ -183,6 +193,10 @@ class Experiment:
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
     ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
     entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``.
+
+    ``context`` opens what all repetitions share (an origin, say), ``further`` measures, last, what
+    belongs to no arm: entries as those of ``conclude``. ``policies`` makes a policy of what was
+    asked for; None: the ring's.
     """
 
     name: str
@@ -194,6 +208,9 @@ class Experiment:
     repetition: Callable[[Setting], Repetition]
     evidence: Callable[[Sequence[Repetition]], dict[str, Any]]
     conclude: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
+    context: Callable[[Mapping[str, Value]], AbstractContextManager[Any]] = lambda _: nullcontext()
+    further: Callable[[Mapping[str, Value], Any], dict[str, Any]] = lambda values, context: {}
+    policies: Callable[[Any], ResolvedPolicy] | None = None
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; UsageError lists them, nearest first."""
@@ -248,13 +265,18 @@ class Experiment:
         )
         settings = self.settings(values, arms, policies, int(values["repetitions"]))
         done: list[Repetition] = []
+        further: dict[str, Any] = {}
         keep = store or RunStore()
         try:
-            with shown(progress or Progress(), len(settings), self.name) as telling:
+            with (
+                shown(progress or Progress(), len(settings), self.name) as telling,
+                self.context(values) as context,
+            ):
                 for setting in settings:
                     telling.step(f"{setting.arm.name} under {setting.policy}", 0)
-                    done.append(self.repetition(setting))
+                    done.append(self.repetition(replace(setting, context=context)))
                     telling.step(f"{setting.arm.name} under {setting.policy}")
+                further = self.further(values, context)
         except KeyboardInterrupt:
             left = f"interrupted by hand after {len(done)} of {len(settings)} repetitions"
             outcome = self._finish(done, values, keep, left) if done else None
@@ -263,7 +285,7 @@ class Experiment:
             if done:
                 self._finish(done, values, keep, f"ended by an error: {error}")
             raise
-        return self._finish(done, values, keep, None)
+        return self._finish(done, values, keep, None, further)
 
     def table(self, outcome: Outcome) -> str:
         """The arms for a terminal, with what its abbreviations mean."""
@@ -274,8 +296,9 @@ class Experiment:
         """Name and, for one of the caller's own, the policy itself."""
         if not asked:
             return [(policy, None) for policy in arm.policies]
-        from engine import resolve
+        from engine import resolve as of_the_ring
 
+        resolve = self.policies or of_the_ring
         listed = {policy for each in self.arms for policy in each.policies}
         found = [resolve(policy) for policy in asked]
         return [
@@ -290,6 +313,7 @@ class Experiment:
         values: Mapping[str, Value],
         store: RunStore,
         interrupted: str | None,
+        further: Mapping[str, Any] | None = None,
     ) -> Outcome:
         rows = self._rows(done)
         data: dict[str, Any] = {
@@ -302,7 +326,7 @@ class Experiment:
             "interrupted": interrupted,
             "arms": rows,
         }
-        concluded = self.conclude(rows)
+        concluded = {**self.conclude(rows), **(further or {})}
         data |= {**concluded, "conclusions": list(concluded)}
         samples = _joined(done)
         try:
@@ -333,8 +357,10 @@ class Experiment:
             honours_stop=promises["honours_stop"],
             honours_write_timeout=promises["honours_write_timeout"],
             polls_by_design=any(one.polls_by_design for one in group),
+            moves=arm.moves,
         )
-        budget = self.budgets.get(policy)
+        # What moves costs something; a budget is for a stall.
+        budget = None if arm.moves else self.budgets.get(policy)
         over = budget.broken_by(windows[IDLE], windows[arm.window]) if budget else []
         delivered = _delivered(group)
         in_flight = _all([one.send_in_flight for one in group])
@@ -345,6 +371,7 @@ class Experiment:
         return {
             "arm": arm.name,
             "policy": policy,
+            "window": arm.window,
             "decisions": dict(group[0].decisions),
             "windows": {name: window.to_dict() for name, window in windows.items()},
             "state": verdict.state,

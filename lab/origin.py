@@ -11,12 +11,15 @@ until    1: neither length nor chunks, the body ends with the connection
 last     the last so many bytes (and the end of the connection) come later,
 delay_ms by so much
 fin      0: the connection stays open after the response until the other side closes it
-silent   1: the request is read, and never answered
-noread   1: of the request nothing but its head is read, and it is never answered
+silent   1: the request is read, and not answered before ``GET /release``
+noread   1: of the request nothing but its head is read before that
 cut      the body breaks off after so many bytes and the connection is closed,
 reset    1: by a reset
 garbage  1: the answer is not HTTP
+check    1: the request's body must be that of response ``seq`` too, or the answer is 422
 ======== ==================================================================================
+
+``GET /release`` lets every request go on that is held by ``silent`` or ``noread``.
 
 It is deliberately plain: a thread a connection, blocking calls, a bounded number of both.
 """
@@ -42,11 +45,15 @@ from lab.content import PERIOD, pattern, phase
 
 MOST_CONNECTIONS = 256
 _BACKLOG = 1024
-_LOOK_MS = 200
+_LOOK_MS = 20
 _MOST_HEAD = 16 * 1024
 _PIECE = 256 * 1024
 _CUT = struct.pack("ii", 1, 0)
 _MOST = {"size": 1 << 30, "seq": 1 << 32, "delay_ms": 600_000}
+RELEASE = "/release"
+_DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+_REFUSED = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+_WRONG = b"HTTP/1.1 422 Unprocessable Content\r\nContent-Length: 0\r\n\r\n"
 _GARBAGE = b"\x16\x03\x01 this is no HTTP\r\n\r\n"
 
 
@@ -66,6 +73,7 @@ class Object:
     cut: int = -1
     reset: int = 0
     garbage: int = 0
+    check: int = 0
 
     @classmethod
     def of(cls, target: str) -> Object:
@@ -78,6 +86,13 @@ class Object:
                 raise UsageError(f"{name}={value!r:.40} is not allowed; fields: {sorted(known)}")
             given[name] = int(value)
         return cls(**given)
+
+    @property
+    def target(self) -> str:
+        """The request target that asks for this."""
+        named = (f"{each.name}={getattr(self, each.name)}" for each in fields(self)
+                 if getattr(self, each.name) != each.default)
+        return "/object?" + "&".join(named)
 
     @property
     def early(self) -> int:
@@ -135,6 +150,7 @@ class Origin:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._ending = threading.Event()
+        self._releases = 0
         self.requests = 0
 
     @property
@@ -154,6 +170,11 @@ class Origin:
     def connections(self) -> int:
         """Connections that are open now."""
         return len(self._open)
+
+    def release(self) -> None:
+        """Lets every request go on that is held; as ``GET /release`` does."""
+        with self._lock:
+            self._releases += 1
 
     def start(self) -> Origin:
         """Listens and serves; returns itself."""
@@ -241,17 +262,22 @@ class Origin:
             with self._lock:
                 self.requests += 1
             method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+            if target == RELEASE:
+                self.release()
+                connection.sendall(_DONE)
+                continue
             try:
                 wanted = Object.of(target)
             except UsageError:
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                connection.sendall(_REFUSED)
                 return
-            if wanted.noread:
-                self._until_hung_up(connection)
+            if wanted.noread and not self._held(connection):
                 return
-            rest = _read_body(connection, head, rest)
-            if wanted.silent:
-                _until_closed(connection)
+            right, rest = _read_body(connection, head, rest, wanted.seq)
+            if wanted.check and not right:
+                connection.sendall(_WRONG)
+                return
+            if wanted.silent and not self._held(connection):
                 return
             if not self._answer(connection, wanted, method == "HEAD"):
                 return
@@ -276,12 +302,14 @@ class Origin:
             _send(connection, wanted, wanted.early, wanted.size)
         return not wanted.fin and not wanted.until
 
-    def _until_hung_up(self, connection: socket.socket) -> None:
-        """Until the other side closes or the origin ends, without a byte read."""
-        poll = select.poll()
+    def _held(self, connection: socket.socket) -> bool:
+        """Waits, without a byte read, for a release; False: the other side has gone, or it ends."""
+        poll, earlier = select.poll(), self._releases
         poll.register(connection, select.POLLRDHUP)
-        while not self._ending.is_set() and not poll.poll(_LOOK_MS):
-            pass
+        while self._releases == earlier:
+            if self._ending.is_set() or poll.poll(_LOOK_MS):
+                return False
+        return True
 
 
 def _send(connection: socket.socket, wanted: Object, start: int, end: int) -> None:
@@ -299,27 +327,28 @@ def _read_head(connection: socket.socket, known: bytes) -> tuple[bytes, bytes]:
     return known[: end + 4], known[end + 4 :]
 
 
-def _read_body(connection: socket.socket, head: bytes, rest: bytes) -> bytes:
-    """Reads over the request's body; what came behind it."""
+def _read_body(
+    connection: socket.socket, head: bytes, rest: bytes, seq: int
+) -> tuple[bool, bytes]:
+    """Reads over the request's body: whether it was the one it should be, and what came behind.
+
+    Of a chunked one only the end is looked for.
+    """
     lines = (line.partition(b":") for line in head.lower().split(b"\r\n")[1:])
     said = {name.strip(): value.strip() for name, _, value in lines}
     if said.get(b"transfer-encoding") == b"chunked":
         while b"0\r\n\r\n" not in rest[-5:]:
             more = connection.recv(65_536)
             if not more:
-                return b""
+                return True, b""
             rest = (rest + more)[-5:]
-        return b""
-    left = int(said.get(b"content-length", b"0")) - len(rest)
-    while left > 0:
-        more = connection.recv(min(left, 65_536))
-        if not more:
-            return b""
-        left -= len(more)
-    return rest[len(rest) + left :] if left else b""
-
-
-def _until_closed(connection: socket.socket) -> None:
-    while connection.recv(65_536):
-        pass
-
+        return True, b""
+    size, at, right = int(said.get(b"content-length", b"0")), 0, True
+    while at < size:
+        taken = rest[: size - at] or connection.recv(65_536)
+        if not taken:
+            return False, b""
+        part, rest = taken[: size - at], rest[len(taken) :] or taken[size - at :]
+        right &= part == _slice(seq, at, len(part))
+        at += len(part)
+    return right, rest

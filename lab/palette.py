@@ -49,7 +49,8 @@ STATES = {
 }
 
 # Windows are shaded in this order of darkness; their names stand in the picture as well.
-WINDOWS = {"idle": "#F2F2F2", "stall": "#FFE9D6", "held": "#FBE3F0", "drain": "#DDF0FA"}
+WINDOWS = {"idle": "#F2F2F2", "stall": "#FFE9D6", "held": "#FBE3F0", "paced": "#FFF6D6",
+           "drain": "#DDF0FA"}
 OTHER_WINDOW = "#EEEEEE"
 
 

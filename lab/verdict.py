@@ -52,6 +52,7 @@ def judge(
     honours_stop: bool | None,
     honours_write_timeout: bool | None,
     polls_by_design: bool = False,
+    moves: bool = False,
 ) -> Verdict:
     """The state of a loop while a client stalls, against the same loop when idle.
 
@@ -59,9 +60,13 @@ def judge(
     where none was made. Without one of them, a loop that went from waking to sound sleep stays
     undecided: the figures of a parked loop and of a tickless one are the same.
     ``polls_by_design`` is for targets that burn CPU on purpose (SQPOLL, busy polling): their time
-    on queue is no evidence then, though turns of the wait far above idle still are.
+    on queue is no evidence then, though turns of the wait far above idle still are. ``moves`` is
+    for a window in which bytes move, slowly: to wake for them is no fault, to wake for nothing is.
     """
     pair = _Pair(idle, stalled)
+    if moves:
+        verdict = _too_short(pair) or _noisy(pair) or _moving(pair)
+        return Verdict(verdict.state, f"{verdict.reason} ({pair.figures()})")
     verdict = (
         _too_short(pair)
         or _rate_spin(pair, polls_by_design)
@@ -142,6 +147,17 @@ def _too_short(pair: _Pair) -> Verdict | None:
         return None
     return Verdict("undecided", f"the window '{shortest.name}' of {shortest.seconds:.2f} s is too "
                                 f"short; measure for {SHORTEST_S} s or more")
+
+
+def _moving(pair: _Pair) -> Verdict:
+    """Bytes move in the window, slowly: only turns for nothing are held against the loop."""
+    if pair.more_wasted is not None:
+        if pair.more_wasted >= SPIN_PER_S:
+            return Verdict("spins", "between the bytes it goes round its wait without end")
+    elif pair.more_on_queue >= BUSY_ON_QUEUE:
+        return Verdict("undecided", "it was on a run queue for long, and counts no turns that "
+                                    "would tell what for")
+    return Verdict("quiet", "it wakes for what moves and sleeps in between")
 
 
 def _spin_limit(idle_rate: float) -> float:

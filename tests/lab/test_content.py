@@ -70,6 +70,47 @@ def test_any_cutting_of_a_right_stream_is_accepted(sizes: list[int], cuts: list[
     assert check.expected == sum(sizes)
 
 
+def chunked(response: int, size: int, chunk: int) -> bytes:
+    parts = [body(response, min(chunk, size - at), at) for at in range(0, size, chunk)]
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+
+
+@given(
+    size=st.integers(0, 3000), chunk=st.integers(1, 1000), named=st.booleans(),
+    cuts=st.lists(st.integers(1, 700), min_size=1, max_size=30),
+)
+def test_a_chunked_body_is_read_however_it_is_cut(
+    size: int, chunk: int, named: bool, cuts: list[int]
+) -> None:
+    data, check, at = chunked(0, size, chunk) + head(50) + body(1, 50), StreamCheck(), 0
+    check.expect(size if named else None)
+    check.expect(50)
+    for cut in cuts:
+        check.feed(data[at : at + cut])
+        at += cut
+    check.feed(data[at:])
+    check.require()
+    assert (check.received, check.expected, check.responses) == (size + 50, size + 50, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"xyz\r\n", "where a chunk's size was due"),
+        (b"5\r\n00000zz", "where a chunk's end was due"),
+        (b"ff\r\n", "chunks of more than the 20 bytes asked for"),
+        (b"0\r\n\r\n", "the last chunk came before the 20 bytes asked for"),
+        (b"1" * 5000, "where a chunk's size was due"),
+    ],
+)
+def test_bad_chunks_are_faults(text: bytes, said: str) -> None:
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    check = checked(start + text + b"\r\n", 20)
+    assert said in str(check.fault)
+    assert not check.complete
+
+
 @given(data=st.data())
 def test_any_changed_byte_of_a_body_is_found_where_it_is(data: st.DataObject) -> None:
     size = 3000
@@ -125,7 +166,7 @@ def test_lost_and_repeated_bytes_are_told_apart() -> None:
     ("data", "says"),
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is an answer 404, not 200"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "belongs to a head without Content-Length"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "belongs to a head with neither Content-Length nor chunks"),
         (head(7) + b"1234567", "a body of 7 bytes where 10 were asked for"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "begins no response head"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * content.MAX_HEAD, "a head of more than 65,536 bytes"),

@@ -1,0 +1,189 @@
+"""The case splice on real sockets: states, counts and delivered bytes, never CPU seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import UsageError
+from lab import haproxy, splice, splice_findings, splice_sizes
+from lab.experiment import Outcome, load
+from lab.origin import Object
+from lab.origin_process import OriginProcess
+from lab.runs import RunStore, read_run
+
+SHORT = {"seconds": 0.25, "sizes": "", "paced_seconds": 0.5}
+STALLS = ("a", "a2", "b", "d", "e")
+LEVEL = splice.LEVEL
+
+
+def measured(
+    tmp_path: Path, arms: tuple[str, ...], *policies: Any, **given: object
+) -> Outcome:
+    return load("splice").run(
+        {**SHORT, **given}, arms=arms, policies=policies, store=RunStore(tmp_path)
+    )
+
+
+def check_healthy(row: Mapping[str, Any]) -> None:
+    """Quiet and complete, no dispatch for nothing, and the session closed by its timeout."""
+    assert row["state"] == "quiet", row["reason"]
+    assert row["noop_per_s"] < 1
+    assert row["delivered"]["bytes"] == row["delivered"]["expected"], row["delivered"]["fault"]
+    assert row["delivered"]["in_order"], row["delivered"]["fault"]
+    assert row["honours_stop"] is True
+    assert row["honours_write_timeout"] is True
+
+
+@pytest.mark.parametrize("arm", STALLS)
+def test_the_fix_reaches_the_state_and_sleeps_where_the_relay_spun(
+    tmp_path: Path, arm: str
+) -> None:
+    outcome = measured(tmp_path, (arm,), "before", "after")
+    before, after = outcome.row(arm, "before"), outcome.row(arm, "after")
+    assert before["state"] == "spins", before["reason"]
+    assert before["in_state"]
+    assert before["noop_per_s"] > 10_000
+    assert before["waits_zero_per_s"] > 0.9 * before["windows"]["stall"]["waits_per_s"]
+    assert before["events_per_s"] < 100, "the speculative engine spins on its own belief"
+    reading = "client" if arm == "e" else "origin"
+    assert before[f"eagain_{reading}_per_s"] < 100, "no EAGAIN counts it on the side that is read"
+    assert splice_findings.complete(before)
+    check_healthy(after)
+    assert after["in_state"]
+    assert after["within_budget"] is True
+    assert outcome.broken == []
+
+
+def test_in_a_the_head_of_response_2_stands_behind_the_pipe(tmp_path: Path) -> None:
+    row = measured(tmp_path, ("a",), "after").arms[0]
+    assert row["reached"]
+    assert row["session"]["requests"] == 2
+    assert row["channel"]["piped"] > 0
+    assert row["channel"]["scheduled"] + row["channel"]["awaiting"] > 0
+    assert row["last_why"] in ("event", "deadline")
+
+
+def test_one_ingredient_is_the_cure(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("a", "b", "d"), "before", *splice_findings.INGREDIENTS)
+    found = outcome.data["cure"]
+    assert found["cures"] == ["recv-allowed"]
+    assert found["ingredients"]["last-block"] == ["a", "d"], "it closes that way in, and no other"
+    assert set(found["ingredients"]["skip-send"]) == {"a", "b", "d"}
+    skipping = outcome.row("b", "skip-send")
+    assert skipping["eagain_client_per_s"] < 100 < outcome.row("b", "before")["eagain_client_per_s"]
+
+
+def test_the_controls_are_quiet(tmp_path: Path) -> None:
+    for row in measured(tmp_path, ("m",), "before", "sink-full", "after").arms:
+        check_healthy(row)
+        assert not row["in_state"]
+    for row in measured(tmp_path, ("a", "e"), "no-splice").arms:
+        check_healthy(row)
+
+
+def test_the_engines_differ_where_the_origin_is_silent(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("a", "a2"), "before", f"before{LEVEL}")
+    assert [outcome.row("a2", policy)["state"] for policy in ("before", f"before{LEVEL}")] == [
+        "spins", "quiet"]
+    level = outcome.row("a", f"before{LEVEL}")
+    assert level["state"] == "spins"
+    assert level["counts"]["events"] >= 0.9 * level["counts"]["waits"], "one event a turn"
+    assert level["counts"]["waits_zero"] == 0
+
+
+def test_the_engine_is_a_parameter_too(tmp_path: Path) -> None:
+    row = measured(tmp_path, ("a2",), "before", engine="level-triggered").arms[0]
+    assert row["decisions"]["engine"] == "level-triggered"
+    assert row["state"] == "quiet"
+
+
+def test_the_mirror_fault_is_caught_by_the_bytes(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("m",), "mirror", "after")
+    row = outcome.row("m", "mirror")
+    assert row["state"] != "spins"
+    assert not splice_findings.complete(row)
+    assert outcome.data["mirror"]["caught"] == ["m"]
+    assert outcome.data["mirror"]["others"] == []
+
+
+def test_a_paced_client_costs_turns_for_nothing_before_the_fix(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("paced",), "before", "after", "recv-allowed", "no-splice")
+    before, after = outcome.row("paced", "before"), outcome.row("paced", "after")
+    assert (before["state"], after["state"]) == ("spins", "quiet")
+    assert before["waits_per_mb"] > 10 * after["waits_per_mb"]
+    assert after["spliced_share"] > 0.9
+    # What the other half of the fix is for.
+    assert outcome.row("paced", "recv-allowed")["recv_per_mb"] > 2 * after["recv_per_mb"]
+    assert outcome.row("paced", "no-splice")["splice_per_mb"] == 0
+    assert all(splice_findings.complete(row) for row in outcome.arms)
+    assert [cell["policy"] for cell in outcome.data["paced"]["rows"]] == [
+        "before", "after", "recv-allowed", "no-splice"]
+
+
+@pytest.mark.skipif(haproxy.version() is None, reason="HAProxy is not installed")
+def test_haproxy_takes_the_relays_place(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("a", "paced"), "haproxy", "after")
+    for arm in ("a", "paced"):
+        row = outcome.row(arm, "haproxy")
+        assert row["state"] == "quiet", row["reason"]
+        assert splice_findings.complete(row)
+    assert outcome.data["paced"]["haproxy"] == haproxy.version()
+    assert all(cell["over_haproxy"] > 0 for cell in outcome.data["paced"]["rows"])
+
+
+def test_sizes_between_the_sockets_and_a_full_pipe_spin(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("m",), "after", sizes="10k,100k,2M", trials=1).data["sizes"]
+    assert [row["spinning"] for row in found["rows"]] == [0, 1, 0]
+    assert found["rows"][0]["piped"] == 0
+    assert found["rows"][2]["stopped"], "the EAGAIN of the full pipe stops the reading"
+    assert "100,000" in found["text"]
+
+
+def test_a_run_is_stored_with_its_samples_and_conclusions(tmp_path: Path) -> None:
+    outcome = measured(tmp_path, ("a",), "before", "after")
+    assert outcome.path is not None
+    run = read_run(outcome.path)
+    assert set(run.data["conclusions"]) >= {"pattern", "cure", "sign", "reached", "sizes"}
+    assert run.data["pattern"]["agree"] == run.data["pattern"]["compared"] == 2
+    samples = run.df_samples()
+    assert set(samples["window"]) >= {"idle", "stall", "drain"}
+    stalled = samples[(samples["policy"] == "before") & (samples["window"] == "stall")]
+    assert stalled["noop_dispatches"].max() - stalled["noop_dispatches"].min() > 1000
+
+
+def test_the_real_builds_table_stands_beside_the_pattern() -> None:
+    known = splice_findings.known()
+    assert known["a", "before"] == (10, 10)
+    assert known["a", "sink-full"] == (2, 5)
+    assert known["b", "last-block"] == (0, 4)
+    assert known["m", "before"] == (0, 5)
+    assert splice_findings.paced_elsewhere()["before"]["waits_per_mb"] == 36_990
+
+
+@pytest.mark.parametrize("wrong", ["x", "-1", "1G", "0"])
+def test_sizes_that_are_none_are_refused(wrong: str) -> None:
+    with pytest.raises(UsageError):
+        splice_sizes.parse_sizes(wrong)
+
+
+def test_policies_of_another_engine_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown policy 'tickless'"):
+        load("splice").settings(splice.PARAMETERS.defaults(), (), ["tickless"])
+
+
+def test_an_origin_elsewhere_ends_with_its_pipe() -> None:
+    with OriginProcess() as origin:
+        assert origin.pid
+        host, _, port = origin.target.rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+    assert not Path("/proc", str(origin.pid)).exists()
+
+
+def test_an_object_is_asked_for_by_its_target() -> None:
+    wanted = Object(5000, seq=2, chunk=100, silent=1)
+    assert Object.of(wanted.target) == wanted
