@@ -206,8 +206,12 @@ def arms_table(run: Run) -> Table:
     return Table("What each arm did while its client stalled", columns, rows, notes)
 
 
-def both_tests_table(run: Run) -> Table:
-    """Quiet AND complete: a policy is good only if the loop slept and every byte came, in order."""
+def both_tests_table(run: Run, policies: Iterable[str] | None = None) -> Table:
+    """Quiet AND complete: a policy is good only if the loop slept and every byte came, in order.
+
+    ``policies`` None: all.
+    """
+    wanted = None if policies is None else set(policies)
     columns = [
         Column("arm", words=True), Column("policy", words=True),
         Column("while stalled", words=True), Column("delivered after it", "bytes"),
@@ -217,6 +221,8 @@ def both_tests_table(run: Run) -> Table:
     ]
     rows = []
     for arm in run.arms:
+        if wanted is not None and arm["policy"] not in wanted:
+            continue
         delivered = arm.get("delivered") or {}
         whole = is_complete(arm)
         good = (arm["state"] == "quiet" and whole and arm.get("honours_stop") is not False
