@@ -63,8 +63,8 @@ test: setup ## all tests (PYTEST_ARGS are handed on)
 	@tools/bootstrap.sh qemu
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
-report: setup ## the dirty-list notebook, executed, and its HTML
-	@$(VENV)/bin/ringlab report dirty-list
+report: setup ## every case's notebook, executed, its HTML, and a page in front of them
+	@$(VENV)/bin/ringlab report --all
 
 bench: setup ## benchmarks: ratios, not tests
 	@$(PYTHON) bench/run.py $(BENCH_ARGS)

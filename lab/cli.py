@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import MachineError, RinglabError
+from engine.errors import MachineError, RinglabError, UsageError
 from lab import console, wait_commands
 
 if TYPE_CHECKING:
@@ -168,32 +168,68 @@ def run(
 
 
 @cli.command()
-@click.argument("experiment")
+@click.argument("experiment", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every case, and a page in front of them.")
 @_assigned
 @_arms
 @_policies
 @_out
 @_json
 def report(
-    experiment: str, assigned: tuple[str, ...], arms: tuple[str, ...], policies: tuple[str, ...],
-    out: Path | None, as_json: bool,
-) -> None:
-    """The notebook of EXPERIMENT, executed, and its HTML."""
+    experiment: str | None, everything: bool, assigned: tuple[str, ...], arms: tuple[str, ...],
+    policies: tuple[str, ...], out: Path | None, as_json: bool,
+) -> int:
+    """The notebook of EXPERIMENT, executed, and its HTML; the page of all reports is renewed."""
     from lab.experiment import case
     from lab.progress import for_command
-    from lab.report import make_report
+    from lab.report import default_out, make_report
+    from lab.report_index import write_index
 
+    if everything == bool(experiment):
+        raise UsageError("give one experiment, or --all")
+    if everything:
+        if assigned or arms or policies:
+            raise UsageError("--all takes no parameters, arms or policies: cases have their own")
+        return _report_all(out, as_json)
+    assert experiment is not None
     given = case(experiment).parameters.parse(assigned)
     made = make_report(experiment, given, out, arms=arms, policies=policies,
                        progress=for_command())
-    paths = {"notebook": made.notebook, "html": made.html, "run": made.run}
+    index = write_index(out or default_out())
+    paths = {"notebook": made.notebook, "html": made.html, "run": made.run, "index": index}
     if as_json:
         click.echo(console.to_json({name: str(path) if path else None
                                     for name, path in paths.items()}))
-        return
+        return DONE
     for name, path in paths.items():
         if path:
             click.echo(f"{name:8} {path}")
+    return DONE
+
+
+def _report_all(out: Path | None, as_json: bool) -> int:
+    """Every report; one that fails does not keep the others from being made."""
+    from lab import experiment as experiments
+    from lab.progress import for_command
+    from lab.report import NOTEBOOKS, default_out, make_report
+    from lab.report_index import write_index
+
+    made, failed = {}, 0
+    for name in experiments.names():
+        if not (NOTEBOOKS / f"{name.replace('-', '_')}.ipynb").is_file():
+            continue
+        try:
+            made[name] = str(make_report(name, {}, out, progress=for_command()).html)
+        except RinglabError as error:
+            console.complain(f"{name}: {error}")
+            failed += 1
+    made["index"] = str(write_index(out or default_out()))
+    if as_json:
+        click.echo(console.to_json(made))
+    else:
+        for name, path in made.items():
+            click.echo(f"{name:12} {path}")
+    return ERROR if failed else DONE
 
 
 @cli.command()
@@ -241,22 +277,30 @@ class _Late(click.Command):
     """A command whose options come from the engine's tables: made when it is called for."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        from lab import serve
+        from lab.serve import STANDS
 
-        if not self.params:
-            self.params = serve.params()
+        if not self.params and self.name:
+            self.params = STANDS[self.name].params()
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from lab import serve
+        from lab.serve import STANDS
 
-        return serve.run(**ctx.params)
+        return STANDS[str(self.name)].run(**ctx.params)
 
 
 cli.add_command(_Late("serve", help="""The ring server on its own, for other people's clients.
 
 Stops on SIGTERM and SIGINT, and prints its counters then. Faults are asked for by name: without
 --preset it is tickless."""))
+cli.add_command(_Late("relay", help="""The relay on its own, in front of any HTTP/1.1 origin.
+
+Stops on SIGTERM and SIGINT, and prints its counters then. Faults are asked for by name: without
+--preset it is after, the fixed one."""))
+cli.add_command(_Late("origin", help="""The bundled origin: objects of any size, slow or silent.
+
+What it does is in the query of the request: /object?size=1000000&chunk=65000&last=3000&delay_ms=300
+and more, as lab/origin.py tells. Stops on SIGTERM and SIGINT."""))
 
 
 wait_commands.register(cli)

@@ -1,4 +1,7 @@
-"""``ringlab serve``: the ring server on its own, for other people's clients."""
+"""``ringlab serve``, ``relay`` and ``origin``: what the lab has, for other people's clients.
+
+The options of an engine are made of its own tables of settings and decisions, so none is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,179 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from engine import RingServer
+from engine import RingServer, SpliceRelay
+from engine.base import Engine
 from engine.binding import words
-from engine.parameters import LIVE, START, Range, Words
-from engine.policy import PRESETS, method_name, table
+from engine.decisions import Decisions, method_name
+from engine.parameters import RELAY as RELAY_TABLES
+from engine.parameters import RING as RING_TABLES
+from engine.parameters import Range, Tables, Words
+from engine.policy import RING
+from engine.relay_policy import RELAY
 from lab import console
+from lab.origin import Origin
 from lab.parameters import Parameter, Parameters
 
 _LOOK_S = 1.0
 _DECISION = "decision_"
 _ENDING = {signal.SIGTERM, signal.SIGINT}
-# What the counters at the end are about; the rest is for --json.
-_SHOWN = (
-    "accepts", "requests", "bad_requests", "bytes_in", "bytes_sent", "bytes_direct", "iterations",
-    "waits", "wasted", "enters", "completions", "sends", "sends_short", "write_timeouts", "resets",
+
+
+@dataclass(frozen=True)
+class Stand:
+    """One engine as a command: how it is made, and which counters its end is about.
+
+    ``make`` takes the policy and, as keywords, host and whatever was given. ``needs`` are the
+    options that it has besides, with their help, and cannot do without.
+    """
+
+    verb: str
+    make: Callable[..., Engine]
+    tables: Tables
+    decisions: Decisions
+    preset: str
+    shown: tuple[str, ...]
+    needs: Mapping[str, str]
+
+    def options(self) -> Parameters:
+        """The engine's settings as parameters."""
+        return Parameters(
+            _parameter(name, entry)
+            for name, entry in [*self.tables.start.items(), *self.tables.live.items()]
+        )
+
+    def params(self) -> list[click.Parameter]:
+        """The command's options: one for every setting and every decision."""
+        out: list[click.Parameter] = [
+            click.Option([f"--{name}"], required=True, metavar="HOST:PORT", help=text)
+            for name, text in self.needs.items()
+        ]
+        out += [
+            _host(),
+            click.Option(["--preset", "--policy", "policy"], default=self.preset,
+                         show_default=True, metavar="NAME",
+                         help=f"one of {', '.join(self.decisions.presets)}"),
+            _json(),
+        ]
+        out += [_option(each) for each in self.options()]
+        for decision, choices in self.decisions.table().items():
+            names = [f"--{decision}", f"{_DECISION}{method_name(decision)}"]
+            out.append(click.Option(names, metavar="CHOICE", help=" | ".join(choices)))
+        return out
+
+    def run(self, host: str, policy: str, as_json: bool, **given: str | None) -> None:
+        """What the command does with its options, all of them text as it was typed.
+
+        Serves until SIGTERM or SIGINT; one line when ready, the counters at the end.
+        """
+        known, wanted = self.options(), dict[str, Any]()
+        for name, value in given.items():
+            if value is None:
+                continue
+            decision = name.removeprefix(_DECISION)
+            plain = decision != name or name in self.needs
+            wanted[decision] = value if plain else known[name].check(value)
+        self._serve(host, policy, wanted, as_json)
+
+    def _serve(self, host: str, policy: str, given: Mapping[str, Any], as_json: bool) -> None:
+        grace_ms = given.get("stop_grace_ms", _default(self.tables.start["stop_grace_ms"]))
+        with _signals_held() as let_through, self.make(policy=policy, host=host, **given) as server:
+            try:
+                self._announce(server, given, as_json)
+                let_through()
+                while True:
+                    time.sleep(_LOOK_S)
+                    server.check()
+            except KeyboardInterrupt:
+                pass
+            # A parked worker does not see this; leaving the block ends it all the same.
+            server.request_stop()
+            server.wait_stopped(grace_ms / 1e3)
+            self._report(server.counters(), as_json)
+
+    def _announce(self, server: Engine, given: Mapping[str, Any], as_json: bool) -> None:
+        address = _address(server.host, server.port)
+        needed = "".join(f" for {given[name]}" for name in self.needs)
+        line = (f"ringlab: {self.verb} {address}{needed} under {server.policy.name} "
+                f"(pid {os.getpid()})")
+        if as_json:
+            line = json.dumps({
+                "address": address, "host": server.host, "port": server.port, "pid": os.getpid(),
+                **{name: given[name] for name in self.needs},
+                "policy": server.policy.name, "decisions": server.policy.choices,
+                "settings": server.settings,
+            })
+        click.echo(line)
+
+    def _report(self, counters: Mapping[str, Any], as_json: bool) -> None:
+        if as_json:
+            click.echo(json.dumps({"counters": dict(counters)}))
+            return
+        rows = [(name, f"{counters[name]:,}") for name in self.shown if name in counters]
+        click.echo(console.table(rows, ("counter", "total"), "lr"))
+
+
+SERVER = Stand(
+    verb="serving", make=RingServer, tables=RING_TABLES, decisions=RING, preset="tickless",
+    shown=("accepts", "requests", "bad_requests", "bytes_in", "bytes_sent", "bytes_direct",
+           "iterations", "waits", "wasted", "enters", "completions", "sends", "sends_short",
+           "write_timeouts", "resets"),
+    needs={},
+)
+RELAY_STAND = Stand(
+    verb="relaying", make=SpliceRelay, tables=RELAY_TABLES, decisions=RELAY, preset="after",
+    shown=("accepts", "requests", "responses", "answers", "bytes_spliced_client",
+           "bytes_spliced_origin", "bytes_copied_client", "bytes_copied_origin", "iterations",
+           "waits", "waits_zero", "wasted", "dispatches", "noop_dispatches", "sink_full",
+           "pipe_failures", "connect_failures", "closes_client_timeout", "closes_server_timeout"),
+    needs={"origin": "the server behind it; a numeric host"},
 )
 
 
-def options() -> Parameters:
-    """The options of the command: the engine's own tables of settings, so that none is missing."""
-    return Parameters(
-        _parameter(name, entry) for name, entry in [*START.items(), *LIVE.items()]
-    )
+class OriginStand:
+    """The bundled origin as a command; what it does is in the request."""
+
+    _OPTIONS = Parameters((
+        Parameter("port", int, 0, "", 0, 65_535, help="0: any free one"),
+        Parameter("rcvbuf", int, 0, "bytes", 0, 1 << 30, help="SO_RCVBUF; 0: the kernel's choice"),
+        Parameter("sndbuf", int, 0, "bytes", 0, 1 << 30, help="SO_SNDBUF; 0: the kernel's choice"),
+    ))
+
+    def params(self) -> list[click.Parameter]:
+        """The command's options."""
+        return [_host(), _json(), *(_option(each) for each in self._OPTIONS)]
+
+    def run(self, host: str, as_json: bool, **given: str | None) -> None:
+        """Serves until SIGTERM or SIGINT; one line when ready, what was asked at the end."""
+        wanted: dict[str, Any] = {
+            name: self._OPTIONS[name].check(value) for name, value in given.items()
+            if value is not None
+        }
+        with _signals_held() as let_through, Origin(host, **wanted) as origin:
+            address = _address(*origin.address)
+            line = f"ringlab: origin on {address} (pid {os.getpid()})"
+            told = {"address": address, "target": origin.target, "pid": os.getpid()}
+            click.echo(json.dumps(told) if as_json else line)
+            try:
+                let_through()
+                while True:
+                    time.sleep(_LOOK_S)
+            except KeyboardInterrupt:
+                pass
+            asked = {"requests": origin.requests}
+            click.echo(json.dumps({"counters": asked}) if as_json
+                       else console.table([("requests", f"{asked['requests']:,}")],
+                                          ("counter", "total"), "lr"))
+
+
+STANDS: dict[str, Stand | OriginStand] = {
+    "serve": SERVER, "relay": RELAY_STAND, "origin": OriginStand(),
+}
 
 
 def _parameter(name: str, entry: Range | Words) -> Parameter:
@@ -47,51 +197,27 @@ def _parameter(name: str, entry: Range | Words) -> Parameter:
                      help=note.rstrip(")"))
 
 
-def params() -> list[click.Parameter]:
-    """The command's options: one for every setting and every decision."""
-    out: list[click.Parameter] = [
-        click.Option(["--host"], default="127.0.0.1", show_default=True,
-                     help="numeric address; anything but loopback lets others in"),
-        click.Option(["--preset", "--policy", "policy"], default="tickless", show_default=True,
-                     metavar="NAME", help=f"one of {', '.join(PRESETS)}"),
-        click.Option(["--json", "as_json"], is_flag=True, help="print JSON lines"),
-    ]
-    for each in options():
-        note = f"; {each.help}" if each.help else ""
-        out.append(click.Option([each.option, each.name], metavar="VALUE",
-                                   help=f"{each.allowed}{note} [default: {each.default}]"))
-    for decision, choices in table().items():
-        names = [f"--{decision}", f"{_DECISION}{method_name(decision)}"]
-        out.append(click.Option(names, metavar="CHOICE", help=" | ".join(choices)))
-    return out
+def _option(each: Parameter) -> click.Option:
+    note = f"; {each.help}" if each.help else ""
+    return click.Option([each.option, each.name], metavar="VALUE",
+                        help=f"{each.allowed}{note} [default: {each.default}]")
 
 
-def run(host: str, policy: str, as_json: bool, **given: str | None) -> None:
-    """What the command does with its options, all of them text as it was typed."""
-    known, wanted = options(), {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        decision = name.removeprefix(_DECISION)
-        wanted[decision] = value if decision != name else known[name].check(value)
-    serve(host, policy, wanted, as_json)
+def _host() -> click.Option:
+    return click.Option(["--host"], default="127.0.0.1", show_default=True,
+                        help="numeric address; anything but loopback lets others in")
 
 
-def serve(host: str, policy: str, given: Mapping[str, Any], as_json: bool) -> None:
-    """Serve until SIGTERM or SIGINT; one line when ready, the counters at the end."""
-    with _signals_held() as let_through, RingServer(policy, host=host, **given) as server:
-        try:
-            _announce(server, as_json)
-            let_through()
-            while True:
-                time.sleep(_LOOK_S)
-                server.check()
-        except KeyboardInterrupt:
-            pass
-        # A parked worker does not see this; leaving the block ends it all the same.
-        server.request_stop()
-        server.wait_stopped(given.get("stop_grace_ms", START["stop_grace_ms"].default) / 1e3)
-        _report(server.counters(), as_json)
+def _json() -> click.Option:
+    return click.Option(["--json", "as_json"], is_flag=True, help="print JSON lines")
+
+
+def _default(entry: Range | Words) -> Any:
+    return entry.default
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 @contextmanager
@@ -112,24 +238,3 @@ def _signals_held() -> Iterator[Callable[[], object]]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _announce(server: RingServer, as_json: bool) -> None:
-    shown = f"[{server.host}]" if ":" in server.host else server.host
-    address = f"http://{shown}:{server.port}/"
-    line = f"ringlab: serving {address} under {server.policy.name} (pid {os.getpid()})"
-    if as_json:
-        line = json.dumps({
-            "address": address, "host": server.host, "port": server.port, "pid": os.getpid(),
-            "policy": server.policy.name, "decisions": server.policy.choices,
-            "settings": server.settings,
-        })
-    click.echo(line)
-
-
-def _report(counters: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"counters": dict(counters)}))
-        return
-    rows = [(name, f"{counters[name]:,}") for name in _SHOWN if name in counters]
-    click.echo(console.table(rows, ("counter", "total"), "lr"))

@@ -63,6 +63,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["serve", "--port", "99999"], "port=99999 is not allowed: give 0 to 65,535"),
         (["serve", "--preset", "fixd"], "unknown policy 'fixd'; choose from: fixed"),
         (["serve", "--held", "lisetd"], "unknown choice of held 'lisetd'; choose from: listed"),
+        (["relay", "--origin", "nowhere"], "is not HOST:PORT"),
+        (["relay"], "Missing option '--origin'"),
+        (["origin", "--rcvbuf", "-1"], "rcvbuf=-1 is not allowed"),
         (["serve", "--host", "localhost"], "is not a numeric address"),
         (["serve", "--idle", "tickless", "--send-wait", "untimed"], "make no sense together"),
         (["compare", "a", "b", "--out", "/nowhere"], "there is no run in /nowhere yet"),
@@ -84,7 +87,8 @@ def test_a_port_in_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_and_version_need_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     listed = capsys.readouterr().out
-    for command in ("doctor", "lab", "run", "report", "runs", "compare", "serve"):
+    for command in ("doctor", "lab", "run", "report", "runs", "compare", "serve", "relay",
+                    "origin"):
         assert f"\n  {command} " in listed
     code, out, err = call("--help")
     assert (code, out, err) == (0, listed, "")
@@ -195,6 +199,30 @@ def test_serve_stops_though_its_worker_is_parked() -> None:
             out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
     assert json.loads(out)["counters"]["sending"] == 1, "it was parked with a SEND in flight"
+
+
+def test_relay_and_origin_serve_together_and_stop_in_order() -> None:
+    with start("origin", "--json") as origin:
+        assert origin.stdout is not None
+        target = json.loads(origin.stdout.readline())["target"]
+        with start("relay", "--json", "--origin", target, "--preset", "before",
+                   "--recv-behind", "allowed", "--so-sndbuf", "64KiB") as relay:
+            assert relay.stdout is not None
+            ready = json.loads(relay.stdout.readline())
+            assert ready["origin"] == target
+            assert ready["policy"] == "recv-allowed"
+            assert ready["settings"]["so_sndbuf"] == 65_536
+            with Client(ready["host"], ready["port"]) as client:
+                client.ask("/object?size=100000", 100_000)
+                assert client.read_all()
+            relay.send_signal(signal.SIGTERM)
+            out, err = relay.communicate(timeout=10)
+        assert (relay.returncode, err) == (0, "")
+        assert json.loads(out)["counters"]["requests"] == 1
+        origin.send_signal(signal.SIGINT)
+        out, err = origin.communicate(timeout=10)
+    assert (origin.returncode, err) == (0, "")
+    assert json.loads(out)["counters"]["requests"] == 1
 
 
 def test_ctrl_c_keeps_what_was_finished_and_exits_130(tmp_path: Path) -> None:
