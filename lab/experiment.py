@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import MachineError, RinglabError, UsageError, unknown
-from lab import console, machine
+from lab import console, dark, machine
 from lab.measure import Window, merge
 from lab.parameters import Parameters, Value
 from lab.progress import Progress, shown
@@ -271,6 +271,7 @@ class Experiment:
             with (
                 shown(progress or Progress(), len(settings), self.name) as telling,
                 self.context(values) as context,
+                dark.window(),
             ):
                 for setting in settings:
                     telling.step(f"{setting.arm.name} under {setting.policy}", 0)

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine import RingServer
 from engine.errors import RinglabError, UsageError
+from lab import dark
 from lab.live.series import COLUMNS, Decimator, Rows, Samples, differs, pack
 from lab.live.stream import View, Watch
 from lab.measure import thread_clock_ns
@@ -81,6 +82,7 @@ class Feed:
         self._io_tid = _io_thread()
         self._thread = threading.Thread(target=self._run, name="ringlab-feed", daemon=True)
         self._thread.start()
+        dark.register(self)
 
     # -- what others may ask of it ---------------------------------------------------------------
 
