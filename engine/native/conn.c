@@ -464,9 +464,9 @@ static bool drained(struct worker *w, struct conn *c)
 }
 
 /*
- * All that was asked is answered. A client that may still be sending first gets the end of the stream
- * alone: to close with bytes of its own unread resets the connection, and what it has not read yet
- * would be lost. What it sends is dropped, until it closes or RL_LINGER is over.
+ * All that was asked is answered. A client that may still be sending first gets the end of the
+ * stream alone: to close with bytes of its own unread resets the connection, and what it has not
+ * read yet would be lost. What it sends is dropped, until it closes or RL_LINGER is over.
  */
 static void conn_end(struct worker *w, struct conn *c)
 {

@@ -330,7 +330,7 @@ static void run_refused(int port)
     long length;
     connect_to(&c, port);
     send_all(&c, "GET /nowhere HTTP/1.1\r\n\r\n");
-    CHECK(read_head(&c, &length) == 400);
+    CHECK(read_head(&c, &length) == 404);
     while (next_byte(&c) >= 0)
         ;
     close(c.fd);

@@ -7,6 +7,7 @@ request and for two pipelined ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +203,9 @@ def test_a_short_write_parks_it() -> None:
 
 
 @pytest.mark.parametrize("poke", POKES, ids=lambda poke: poke.__name__)
-def test_any_other_completion_makes_a_parked_worker_spin(poke) -> None:  # type: ignore[no-untyped-def]
+def test_any_other_completion_makes_a_parked_worker_spin(
+    poke: Callable[[Stalled], None],
+) -> None:
     stalled = stall()
     script = stalled.script
     assert script.wait() == "asleep"
