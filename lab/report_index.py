@@ -43,9 +43,11 @@ caption {{ text-align: left; font-weight: 600; padding: 0 0 6px 0; }}
 th, td {{ text-align: left; vertical-align: top; padding: 8px 12px 8px 0; }}
 thead tr {{ border-bottom: 2px solid {ink}; }}
 tbody tr {{ border-bottom: 1px solid #c9c9c9; }}
-td p {{ margin: 0 0 6px 0; max-width: 44em; }}
+td p {{ margin: 0 0 6px 0; max-width: 44em; min-width: 22em; }}
+th[scope=row] {{ min-width: 9em; }}
+td.states {{ min-width: 13em; max-width: 18em; overflow-wrap: anywhere; }}
 a {{ color: {link}; }}
-small {{ color: {faint}; display: block; }}
+small {{ color: {faint}; display: block; font-weight: 400; }}
 .state {{ display: inline-block; padding: 0 7px; border-radius: 3px; font-weight: 600;
   white-space: nowrap; }}
 .scroll {{ overflow-x: auto; }}
@@ -133,7 +135,8 @@ def _row(entry: Entry) -> str:
     found = "".join(f"<p>{html.escape(line)}</p>" for line in told(entry.run))
     where = (f"{html.escape(entry.run.name)}<small>{html.escape(machine_line(entry.run.machine))}"
              "</small>")
-    return f"<tr>{head}<td>{found}</td><td>{_states(entry.run)}</td><td>{where}</td></tr>"
+    states = f'<td class="states">{_states(entry.run)}</td>'
+    return f"<tr>{head}<td>{found}</td>{states}<td>{where}</td></tr>"
 
 
 def told(run: Run) -> list[str]:

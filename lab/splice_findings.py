@@ -59,14 +59,15 @@ def pattern(rows: Sequence[Row]) -> dict[str, Any] | None:
     for row in rows:
         if row["arm"] not in STALLS:
             continue
-        spins, real = row["state"] == "spins", elsewhere.get((row["arm"], row["policy"]))
+        real = elsewhere.get((row["arm"], row["policy"]))
+        as_there = real is not None and row["state"] == ("spins" if real[0] else "quiet")
         cells.append({
             "arm": row["arm"], "policy": row["policy"], "state": row["state"],
             "spinning": row.get("spinning"), "repetitions": row["repetitions"],
             "noop_per_s": row.get("noop_per_s"),
             "real_spinning": None if real is None else real[0],
             "real_trials": None if real is None else real[1],
-            "agrees": None if real is None else spins == (real[0] > 0),
+            "agrees": None if real is None else as_there,
         })
     if not cells:
         return None
@@ -227,6 +228,12 @@ def paced(rows: Sequence[Row]) -> dict[str, Any] | None:
                      f"of HAProxy {haproxy.version()} in the same run ({theirs:.2f} ms a MB)")
     return {"rows": cells, "haproxy": haproxy.version() if real else None,
             "text": "At the client's pace, " + "; ".join(parts) + "."}
+
+
+def commits_own() -> list[dict[str, Any]]:
+    """The figures of the commit message itself: CPU in per cent, on a machine that is not named."""
+    return [row for row in reference.splice()
+            if row["quantity"] == "cpu_fraction" and not row["trials"]]
 
 
 def paced_elsewhere() -> dict[str, dict[str, float]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab import haproxy
 from lab.runs import Run
-from lab.splice_findings import STALLS, known, paced_elsewhere
+from lab.splice_findings import STALLS, commits_own, known, paced_elsewhere
 from lab.tables import NONE, Cell, Column, Note, Table, figure, machine_line, windows_line
 
 HEADS = {
@@ -149,12 +149,14 @@ def paced_table(run: Run) -> Table:
                 Cell(figure(real["splice_per_mb"])), Cell(figure(real["recv_per_mb"])), Cell(NONE),
             ])
     pace = run.parameters["pace"]
+    own = ", ".join(f"{row['value']:g} % {row['build']}" for row in commits_own())
     return Table(
         f"Objects of {run.parameters['large_size']:,} bytes, pipelined, read at {pace:g} MB/s",
         columns, rows,
         f"{windows_line(run, ['paced'])} {machine_line(run.machine)} MB: 10^6 bytes. The same "
         f"clients, origin and buffers for all; real builds: medians of ten trials ({_BUILDS}), so "
-        f"compare orders of magnitude and ratios. HAProxy exports no counts of its calls.")
+        f"compare orders of magnitude and ratios. The commit's own figures: {own}, on a small "
+        f"machine. HAProxy exports no counts of its calls.")
 
 
 def trials(arm: str, policy: str) -> tuple[int, int | None] | None:
