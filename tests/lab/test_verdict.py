@@ -98,6 +98,23 @@ def test_example(name: str) -> None:
     assert f"{stalled.on_queue_fraction:.2f}" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("moving", "state"),
+    [
+        (window(300, 0.02, wasted=20), "quiet"),
+        (window(370_000, 0.19, wasted=369_000), "spins"),
+        (window(None, 0.02, switches=130), "quiet"),
+        (window(None, 0.9, switches=5), "undecided"),
+        (window(300, 0.02, wasted=0, seconds=0.1), "undecided"),
+    ],
+)
+def test_where_bytes_move_only_turns_for_nothing_count(moving: Window, state: str) -> None:
+    idle = replace(TICKLESS, waits_per_s=moving.waits_per_s and 0,
+                   wasted_per_s=None if moving.waits_per_s is None else 0)
+    verdict = judge(idle, moving, **NOT_TESTED, moves=True)
+    assert verdict.state == state, verdict.reason
+
+
 def test_reason_carries_the_figures() -> None:
     reason = judge(IDLE, SPIN, **YES).reason
     for figure in ("120,000 waits/s against 40 idle", "119,990 wasted/s", "2 voluntary switches/s",

@@ -1,0 +1,80 @@
+"""The bundled origin, spoken to directly: what it holds back, lets go, and checks."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lab.choreography import Connect, Get, Player, ReadAll, Release, Settle
+from lab.clients import Client, ClientError
+from lab.origin import Object, Origin
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    with Origin() as origin:
+        yield origin
+
+
+def player_of(origin: Origin, patience: float = 5.0) -> Player:
+    host, port = origin.address
+    return Player(host, port, patience=patience)
+
+
+@pytest.mark.parametrize("held", ["silent", "noread"])
+def test_what_is_held_is_answered_after_a_release(origin: Origin, held: str) -> None:
+    with player_of(origin) as player:
+        player.play((Connect(), Get((Object(5000, fin=0, **{held: 1}),)), Settle(blind=0.2)))
+        assert player.client().waiting() == 0
+        player.play((Release(origin.target), ReadAll()))
+        assert player.delivered()["bytes"] == 5000
+
+
+def test_a_release_is_for_what_is_held_then(origin: Origin) -> None:
+    origin.release()
+    with player_of(origin, patience=0.3) as player:
+        player.play((Connect(), Get((Object(50, silent=1),))))
+        with pytest.raises(ClientError, match=r"0 of 50 bytes arrived, .* silent for 0\.3 s"):
+            player.play((ReadAll(),))
+
+
+def test_who_hangs_up_is_not_held_any_longer(origin: Origin) -> None:
+    with player_of(origin) as player:
+        player.play((Connect(), Get((Object(50, noread=1),)), Settle(blind=0.1)))
+        assert origin.connections == 1
+    until = time.monotonic() + 5
+    while origin.connections and time.monotonic() < until:
+        time.sleep(0.01)
+    assert origin.connections == 0
+
+
+def test_an_upload_is_sent_beside_what_comes_next_and_checked(origin: Origin) -> None:
+    with player_of(origin) as player:
+        begun = time.monotonic()
+        player.play((Connect(rcvbuf=4096), Get((Object(200, noread=1),), upload=30_000_000)))
+        assert time.monotonic() - begun < 5, "a body that nobody takes holds nobody up"
+        player.play((Release(origin.target), ReadAll()))
+        assert player.delivered()["in_order"]
+
+
+def test_an_upload_that_was_changed_on_its_way_is_refused(origin: Origin) -> None:
+    with socket.create_connection(origin.address, 5) as client:
+        client.sendall(b"POST /object?check=1 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")
+        assert client.recv(1000).startswith(b"HTTP/1.1 422 ")
+
+
+def test_several_objects_are_numbered_as_their_responses(origin: Origin) -> None:
+    with player_of(origin) as player:
+        wanted = Object(70_000, chunk=999, fin=0)
+        player.play((Connect(), Get((wanted, Object(10, fin=0))), Get((wanted,)), ReadAll()))
+        assert player.client().stream.responses == 3
+
+
+def test_a_client_closes_though_its_upload_is_under_way(origin: Origin) -> None:
+    host, port = origin.address
+    client = Client(host, port)
+    client.ask_for([(Object(10, noread=1).target, 10)], upload=50_000_000)
+    client.close()
