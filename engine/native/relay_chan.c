@@ -14,11 +14,19 @@
 #define PIPE_BACKOFF (100 * RL_MS)
 #define SPARE_PIPES 256
 
+/* For a new session. What it holds and has to forward was given up by chan_clear before. */
 void chan_init(struct chan *ch, struct session *s)
 {
-    memset(ch, 0, offsetof(struct chan, data));
     ch->session = s;
-    ch->message = RL_MESSAGE_HEAD;
+    STORE(ch->message, RL_MESSAGE_HEAD);
+    STORE(ch->full, 0);
+    STORE(ch->eof, 0);
+    STORE(ch->no_splice, 0);
+    STORE(ch->spliced, 0);
+    STORE(ch->copied, 0);
+    ch->fresh = 0;
+    ch->error = 0;
+    ch->trailers = 0;
 }
 
 /* ---- gauges -------------------------------------------------------------------------------- */

@@ -38,6 +38,7 @@ static void *relay_main(void *arg)
 {
     rl_relay *relay = arg;
     sampled_attach(&relay->sampled, "rl-relay");
+    sem_post(&relay->attached);
     run_loop(relay);
     STORE(relay->r.count.ended, 1);
     pthread_mutex_lock(&relay->lock);
@@ -94,6 +95,8 @@ static int start_thread(rl_relay *relay, const char **where)
     *where = "pthread_create";
     int result = -pthread_create(&relay->thread, NULL, relay_main, relay);
     relay->started = result == 0;
+    while (relay->started && sem_wait(&relay->attached)) /* the sampler looks at what it attached */
+        ;
     if (result == 0)
         result = sampler_run(&relay->sampler, relay->config.sample_hz);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -119,6 +122,7 @@ static rl_relay *relay_new(const rl_relay_config *config)
     relay->r.max_head = config->max_head;
     relay->r.stop_grace_ns = config->stop_grace_ms * RL_MS;
     pthread_mutex_init(&relay->lock, NULL);
+    sem_init(&relay->attached, 0, 0);
     return relay;
 }
 
@@ -290,6 +294,7 @@ void rl_relay_close(rl_relay *relay)
         next = node->next;
         free(node);
     }
+    sem_destroy(&relay->attached);
     pthread_mutex_destroy(&relay->lock);
     free(relay);
 }

@@ -1,6 +1,7 @@
 #pragma once
 /* The relay around its state machine: a thread, a listener, an epoll set, the sampler. */
 #include <pthread.h>
+#include <semaphore.h>
 
 #include "listener.h"
 #include "relay_model.h"
@@ -32,6 +33,7 @@ struct rl_relay {
     pthread_mutex_t lock; /* policies, the listener */
     pthread_t thread;
     bool started;
+    sem_t attached; /* posted once by the thread: its clock can be read */
     struct sampled sampled;
     struct sampler sampler;
 };

@@ -1,16 +1,16 @@
 #!/bin/bash
 # Builds and runs the native tests under the address, undefined-behaviour and thread sanitizers, and
-# fuzzes the HTTP parser for a bounded time. What the fuzzer finds fails this script and is left in
-# tests/native/corpus/http/, where it stays as a test.
+# fuzzes the HTTP parser and the scripted relay for a bounded time each. What the fuzzer finds fails
+# this script and is left in tests/native/corpus/, where it stays as a test.
 #
-#   RINGLAB_FUZZ_SECONDS  how long to fuzz (20)
+#   RINGLAB_FUZZ_SECONDS  how long to fuzz each (20)
 #   RINGLAB_ROUNDS        connections that each client of the native tests makes (30)
 #   CLANG                 the clang to use; "no": do as if there were none
 set -euo pipefail
 cd "$(dirname "$0")"
 
 fuzz_seconds=${RINGLAB_FUZZ_SECONDS:-20}
-corpus=../../tests/native/corpus/http
+corpora=../../tests/native/corpus
 clang=${CLANG:-clang}
 flags="-std=gnu11 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wvla -Werror"
 work=$(mktemp -d)
@@ -49,37 +49,51 @@ fi
 uring=$(pkg-config --cflags --libs liburing 2> /dev/null || echo -luring)
 sources=$(ls ./*.c | grep -Ev '/(main|fuzz|test)_')
 
-# native NAME SANITIZERS: exit 77 of the tests means that io_uring is not allowed here.
+# native TEST NAME SANITIZERS: exit 77 of the tests means that io_uring is not allowed here.
 native() {
-    say "native tests, $1"
+    say "$1, $2"
     # shellcheck disable=SC2086
-    "$cc" $flags "-fsanitize=$2" -fno-sanitize-recover=all $sources test_native.c \
-        -o "$work/$1" $uring -lpthread
+    "$cc" $flags "-fsanitize=$3" -fno-sanitize-recover=all $sources "$1.c" \
+        -o "$work/$1-$2" $uring -lpthread
     local status=0
     # Thread sanitizers of old compilers cannot place their memory under full address randomness.
-    setarch -R "$work/$1" || status=$?
-    [ "$status" = 0 ] || [ "$status" = 77 ] || { say "$1: failed ($status)"; exit 1; }
+    setarch -R "$work/$1-$2" || status=$?
+    [ "$status" = 0 ] || [ "$status" = 77 ] || { say "$1, $2: failed ($status)"; exit 1; }
+}
+
+# fuzz NAME MOST_BYTES SOURCES: fuzz_NAME.c from and into the corpus of that name.
+fuzz() {
+    local name=$1 most=$2 corpus=$corpora/$1
+    shift 2
+    if [ "$clang" = no ]; then
+        # shellcheck disable=SC2086
+        "$cc" $flags -DRINGLAB_REPLAY -fsanitize=address,undefined -fno-sanitize-recover=all \
+            "$@" "fuzz_$name.c" -o "$work/replay-$name"
+        "$work/replay-$name" "$corpus"/*
+        return
+    fi
+    say "fuzzing $name for $fuzz_seconds s"
+    # shellcheck disable=SC2086
+    "$cc" $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+        "$@" "fuzz_$name.c" -o "$work/fuzz-$name"
+    mkdir "$work/found-$name"
+    "$work/fuzz-$name" -max_total_time="$fuzz_seconds" -max_len="$most" \
+        -artifact_prefix="$corpus/" -print_final_stats=1 "$work/found-$name" "$corpus" \
+        > "$work/fuzz-$name.log" 2>&1 ||
+        { tail -40 "$work/fuzz-$name.log"; say "the fuzzer found a fault"; exit 1; }
+    say "$(sed -n 's/^stat::number_of_executed_units: */inputs: /p' "$work/fuzz-$name.log")"
 }
 
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
-native address-undefined address,undefined
-native thread thread
+for test in test_native test_relay; do
+    native "$test" address-undefined address,undefined
+    native "$test" thread thread
+done
 
-if [ "$clang" = no ]; then
-    # shellcheck disable=SC2086
-    "$cc" $flags -DRINGLAB_REPLAY -fsanitize=address,undefined -fno-sanitize-recover=all \
-        http.c fuzz_http.c -o "$work/replay"
-    "$work/replay" "$corpus"/*
-else
-    say "fuzzing the HTTP parser for $fuzz_seconds s"
-    # shellcheck disable=SC2086
-    "$cc" $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-        http.c fuzz_http.c -o "$work/fuzz"
-    mkdir "$work/found"
-    "$work/fuzz" -max_total_time="$fuzz_seconds" -max_len=512 -artifact_prefix="$corpus/" \
-        -print_final_stats=1 "$work/found" "$corpus" > "$work/fuzz.log" 2>&1 ||
-        { tail -40 "$work/fuzz.log"; say "the fuzzer found a fault"; exit 1; }
-    say "$(sed -n 's/^stat::number_of_executed_units: */inputs: /p' "$work/fuzz.log")"
-fi
+# The relay on its scripted backend, which is all of it but the system calls.
+relay=$(ls ./relay_*.c | grep -Ev '/relay_(epoll|server)')
+fuzz http 512 http.c
+# shellcheck disable=SC2086
+fuzz relay 400 $relay
 say "all hold"
