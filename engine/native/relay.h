@@ -14,7 +14,7 @@ enum rl_relay_rule {
     RL_RELAY_RULE_SEND_AFTER_READ, /* after a read: no send while write readiness is awaited? */
     RL_RELAY_RULE_ENGINE,          /* level-triggered rather than speculative? */
     RL_RELAY_RULE_SPLICE,          /* recv and send only? */
-    RL_RELAY_RULE_READINESS,       /* does the EAGAIN of a full pipe clear the source's readiness? */
+    RL_RELAY_RULE_READINESS,       /* does a full pipe's EAGAIN clear the source's readiness? */
     RL_RELAY_RULES
 };
 

@@ -1,8 +1,8 @@
 /*
- * Bytes through a channel: splice into its pipe and recv into its buffer on one end, splice and send
- * out of them on the other, pipe first. chan_read is the handler that the case is about: under the
- * speculative engine it must consume something, meet EAGAIN, or stop reading, and with the shipped
- * decisions there is a state in which it does none of the three.
+ * Bytes through a channel: splice into its pipe and recv into its buffer on one end, splice and
+ * send out of them on the other, pipe first. chan_read is the handler that the case is about:
+ * under the speculative engine it must consume something, meet EAGAIN, or stop reading, and with
+ * the shipped decisions there is a state in which it does none of the three.
  */
 #include <errno.h>
 #include <stdlib.h>

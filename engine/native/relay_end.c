@@ -1,11 +1,11 @@
 /*
  * Interest: what the loop does about each direction of a socket.
  *
- * Speculative engine: a wanted direction is ACTIVE, its handler runs every turn and the wait cannot
- * block. Only EAGAIN makes it POLLED; only an explicit stop turns it OFF; the event that ends the
- * polling makes it ACTIVE again. So a handler that neither consumes, nor meets EAGAIN, nor stops,
- * runs for ever. Level-triggered engine: a wanted direction is POLLED until it is stopped, and epoll
- * reports it each turn for as long as it is ready.
+ * Speculative engine: a wanted direction is ACTIVE, its handler runs every turn and the wait
+ * cannot block. Only EAGAIN makes it POLLED; only an explicit stop turns it OFF; the event that
+ * ends the polling makes it ACTIVE again. So a handler that neither consumes, nor meets EAGAIN,
+ * nor stops, runs for ever. Level-triggered engine: a wanted direction is POLLED until it is
+ * stopped, and epoll reports it each turn for as long as it is ready.
  */
 #include "relay_model.h"
 

@@ -1,6 +1,6 @@
 /*
- * The relay's decisions. Each is a question with two answers, what the real system shipped first, so
- * that a policy is a row of answers; and what a caller's own policy is shown.
+ * The relay's decisions. Each is a question with two answers, what the real system shipped
+ * first, so that a policy is a row of answers; and what a caller's own policy is shown.
  */
 #include <errno.h>
 

@@ -1,7 +1,7 @@
 /*
- * The relay's scripted backend: the same state machine with no kernel under it. What arrives, what a
- * sink takes, what a connect says and when, come from whoever drives it; each socket keeps the bytes
- * that it was sent in their order, so that a lost or misplaced one shows.
+ * The relay's scripted backend: the same state machine with no kernel under it. What arrives,
+ * what a sink takes, what a connect says and when, come from whoever drives it; each socket
+ * keeps the bytes that it was sent in their order, so that a lost or misplaced one shows.
  */
 #include <errno.h>
 #include <stdlib.h>

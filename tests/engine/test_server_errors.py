@@ -184,7 +184,11 @@ def test_an_engine_that_is_not_built(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     for file in (root / "engine").glob("*.py"):
         (tmp_path / "engine" / file.name).write_text(file.read_text(encoding="utf-8"))
-    script = "import engine; engine.RingServer()"
+    # An editable install finds the checkout's module from anywhere: take its finder away.
+    script = (
+        "import sys; sys.meta_path = [f for f in sys.meta_path if 'ditable' not in repr(f)]; "
+        "import engine; engine.RingServer()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
