@@ -133,11 +133,11 @@ class _Pair:
             f"{idle.voluntary_switches_per_s:,.0f}"
         )
         parts.append(
-            f"on queue {stalled.on_queue_fraction:.2f} of {stalled.seconds:.2f} s against "
-            f"{idle.on_queue_fraction:.2f}"
+            f"on queue {stalled.on_queue_fraction:.0%} of {stalled.seconds:.2f} s against "
+            f"{idle.on_queue_fraction:.0%}"
         )
         if stalled.run_queue_wait_fraction >= 0.1:
-            parts.append(f"{stalled.run_queue_wait_fraction:.2f} of it waiting for a CPU")
+            parts.append(f"{stalled.run_queue_wait_fraction:.0%} waiting for a CPU")
         return ", ".join(parts)
 
 

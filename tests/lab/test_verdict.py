@@ -118,7 +118,7 @@ def test_where_bytes_move_only_turns_for_nothing_count(moving: Window, state: st
 def test_reason_carries_the_figures() -> None:
     reason = judge(IDLE, SPIN, **YES).reason
     for figure in ("120,000 waits/s against 40 idle", "119,990 wasted/s", "2 voluntary switches/s",
-                   "on queue 0.99 of 1.00 s against 0.01"):
+                   "on queue 99% of 1.00 s against 1%"):
         assert figure in reason
     assert "waits/s" not in judge(FOREIGN, FOREIGN, **YES).reason
 
