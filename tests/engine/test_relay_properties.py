@@ -215,12 +215,12 @@ def run(machine: type[Outside], examples: int, steps: int = 40) -> None:
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_under_every_preset(preset: str) -> None:
     chosen = {"policies": st.just(preset), "switches": False}
-    run(type(f"Under_{preset}", (Outside,), chosen), examples=25)
+    run(type(f"Under_{preset}", (Outside,), chosen), examples=16)
 
 
 def test_under_any_combination_of_choices() -> None:
-    run(type("Combined", (Outside,), {"switches": False}), examples=60)
+    run(type("Combined", (Outside,), {"switches": False}), examples=40)
 
 
 def test_while_the_policy_is_switched() -> None:
-    run(Outside, examples=50)
+    run(Outside, examples=35)

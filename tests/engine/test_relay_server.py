@@ -21,7 +21,7 @@ from engine.startup import need_descriptors
 from lab import content
 from lab.origin import Origin
 
-WINDOW_S = 0.25
+WINDOW_S = 0.2
 SPIN = 20_000  # waits a second; a quiet loop makes a handful, a spinning one more than 100,000
 SMALL = 4096
 
@@ -154,7 +154,7 @@ def come_to_rest(relay: SpliceRelay) -> None:
         return tuple(value for name, value in counts.items() if name.startswith("bytes_"))
 
     last, since = moved(), time.monotonic()
-    while time.monotonic() - since < 0.15:
+    while time.monotonic() - since < 0.1:
         time.sleep(0.02)
         if (now := moved()) != last:
             last, since = now, time.monotonic()
@@ -187,7 +187,7 @@ def test_a_the_tail_of_response_one_is_not_taken(
             (session,) = relay.sessions()
             assert session.response.piped > 0
             assert session.requests == 2, "response 2 is awaited or begun behind that pipe"
-        client.socket.settimeout(1 if silent else 5)
+        client.socket.settimeout(0.4 if silent else 5)
         assert client.read_all() != silent
         assert client.stream.in_order
         assert client.stream.responses == (1 if silent else 2)
@@ -220,7 +220,7 @@ def test_m_stalled_in_the_middle(origin: Origin, policy: str, engine: str) -> No
         client.ask("", size=8_000_000)
         come_to_rest(relay)
         Window(relay).check(spins=False)
-        client.socket.settimeout(1)
+        client.socket.settimeout(0.5 if policy == "mirror" else 5)
         whole = client.read_all()
         assert client.stream.in_order
         # Every byte, in order; the mirror fault is as quiet, and never goes on.
