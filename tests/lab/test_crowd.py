@@ -211,6 +211,12 @@ def test_many_stalled_clients_cost_no_more_waits_than_one(policy: str, count: in
     assert (many.memory - one.memory) / (count - 1) < 4096
 
 
+def passes_per_cpu_ms(crowd: Stalled) -> float:
+    """What neighbours on the machine take from it is no part of this ratio."""
+    assert crowd.window.waits_per_s is not None
+    return crowd.window.waits_per_s / crowd.window.cpu_ms_per_s
+
+
 @pytest.mark.usefixtures("_ring")
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int) -> None:
@@ -221,6 +227,4 @@ def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int) -> None
     assert many.window.on_queue_fraction > 0.9
     assert few.looked_at == pytest.approx(2, abs=0.1)
     assert many.looked_at == pytest.approx(count, rel=0.1), "the pass grows with the list"
-    assert few.window.waits_per_s is not None
-    assert many.window.waits_per_s is not None
-    assert many.window.waits_per_s < few.window.waits_per_s, "so fewer passes fit in a second"
+    assert passes_per_cpu_ms(many) < passes_per_cpu_ms(few), "so fewer fit in the same CPU time"
