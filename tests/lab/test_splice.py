@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from engine.errors import UsageError
-from lab import haproxy, splice, splice_findings, splice_sizes
+from lab import haproxy, splice, splice_findings, splice_sizes, splice_tables
 from lab.experiment import Outcome, load
 from lab.origin import Object
 from lab.origin_process import OriginProcess
-from lab.runs import RunStore, read_run
+from lab.plots import df_noops, plot_noops
+from lab.runs import Run, RunStore, read_run
 
 SHORT = {"seconds": 0.25, "sizes": "", "paced_seconds": 0.5}
 STALLS = ("a", "a2", "b", "d", "e")
@@ -153,6 +154,22 @@ def test_a_run_is_stored_with_its_samples_and_conclusions(tmp_path: Path) -> Non
     assert set(samples["window"]) >= {"idle", "stall", "drain"}
     stalled = samples[(samples["policy"] == "before") & (samples["window"] == "stall")]
     assert stalled["noop_dispatches"].max() - stalled["noop_dispatches"].min() > 1000
+    check_pictures(run)
+
+
+def check_pictures(run: Run) -> None:
+    """Tables and picture of a run that measured a part only."""
+    pattern = str(splice_tables.pattern_table(run))
+    assert "10 of 10" in pattern
+    assert "HAProxy builds around commit 61d39a0e2" in pattern
+    for table in (splice_tables.sign_table, splice_tables.sizes_table, splice_tables.paced_table):
+        assert "<caption>" in table(run).to_html()
+    frame = df_noops(run)
+    assert list(frame["policy"]) == ["before", "after"]
+    assert frame["noop_per_s"][0] > 10_000 > 1 > frame["noop_per_s"][1]
+    assert "the handler runs for nothing" in plot_noops(run).title
+    assert "spin or sleep here as they did there" in splice_tables.note(run, "pattern").text
+    assert "has not measured" in splice_tables.note(run, "mirror").text
 
 
 def test_the_real_builds_table_stands_beside_the_pattern() -> None:
