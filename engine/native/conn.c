@@ -10,6 +10,7 @@
 #include "model.h"
 
 #define INPUT_MOST (1u << 20) /* unread input kept while a connection is paused */
+#define INPUT_KEPT 8192       /* of its memory, for the slot's next connection */
 
 /* ---- the two lists ------------------------------------------------------------------------- */
 
@@ -164,6 +165,11 @@ static void conn_reset_state(struct conn *c)
     STORE(c->buffered, 0);
     c->reset = c->movable = 0;
     c->input_len = 0;
+    if (c->input_cap > INPUT_KEPT) { /* of a client that once sent far ahead */
+        free(c->input);
+        c->input = NULL;
+        STORE(c->input_cap, 0);
+    }
     out_clear(&c->buf[0]);
     out_clear(&c->buf[1]);
 }
