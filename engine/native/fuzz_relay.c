@@ -175,7 +175,7 @@ static void check_sessions(struct play *p)
     }
 }
 
-/* With recv behind the pipe, nothing outside means no handler that does nothing, again and again. */
+/* With recv behind the pipe, while nothing happens outside no handler does nothing for ever. */
 static void check_quiet(struct play *p)
 {
     rl_relay_counters before, after;
@@ -195,7 +195,8 @@ static void perform(const uint8_t *input, size_t size)
     uint8_t shape = next(&p);
     rl_relay_script_config config = {
         .max_sessions = shape & 1 ? 4 : 1, .max_head = MOST_HEAD, .stop_grace_ms = 250,
-        .pipe_size = 20000, .auto_connect = !(shape & 2), .room = shape & 4 ? 5000 : INT64_C(1) << 40,
+        .pipe_size = 20000, .auto_connect = !(shape & 2),
+        .room = shape & 4 ? 5000 : INT64_C(1) << 40,
     };
     uint8_t answers = next(&p);
     for (int i = 0; i < RL_RELAY_RULES; i++)
