@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 TOKEN = "ringlab-test"
-STARTUP_S = 40
+STARTUP_S = 120
 # Nothing is asked of the network, and no first-run page stands in the way.
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 SETTINGS = {
@@ -144,16 +144,17 @@ def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
 
     def opened(name: str, width: int = 1280, height: int = 800) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": height})
+        context.set_default_timeout(90_000)  # a busy machine; nothing here asserts how long
         contexts.append(context)
         page = context.new_page()
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.address = f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset"
         page.goto(page.address)
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=30_000)
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=90_000)
         page.wait_for_function(
             "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
-            "?.status === 'idle'", timeout=30_000)
+            "?.status === 'idle'", timeout=90_000)
         return page
 
     yield opened
@@ -176,7 +177,7 @@ def scroll_to(page: Any, words: str) -> None:
     """Brings the output of the code cell that holds ``words`` into sight: JupyterLab draws no
     others."""
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.content?.widgets?.length",
-                           timeout=30_000)
+                           timeout=90_000)
     page.evaluate(
         """(words) => {
           const notebook = window.jupyterapp.shell.currentWidget.content;

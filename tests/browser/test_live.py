@@ -16,7 +16,7 @@ from engine import RingServer
 from engine.errors import MachineError
 from tests.browser.conftest import Lab, leave, restart, run_all, scroll_to, theme
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 PANEL = ".rl-page-panel"
 START = "start_here.ipynb"
@@ -86,7 +86,7 @@ class Driver:
 
     def ready(self) -> Driver:
         scroll_to(self.page, "lab.live")
-        self.page.wait_for_selector(f"{PANEL}[data-ready]", timeout=40_000)
+        self.page.wait_for_selector(f"{PANEL}[data-ready]", timeout=90_000)
         self.page.locator(PANEL).evaluate("e => e.scrollIntoView()")
         return self
 
@@ -98,9 +98,9 @@ class Driver:
         self.page.click(f'{PANEL} [data-{name}="{value}"]')
 
     def state(self, word: str) -> None:
-        self.page.wait_for_selector(f'{PANEL} .rl-state[data-state="{word}"]', timeout=15_000)
+        self.page.wait_for_selector(f'{PANEL} .rl-state[data-state="{word}"]', timeout=45_000)
 
-    def says(self, words: str, seconds: float = 20) -> None:
+    def says(self, words: str, seconds: float = 60) -> None:
         self.page.wait_for_function(
             "([root, words]) => document.querySelector(`${root} .rl-message`)"
             ".textContent.includes(words)", arg=[PANEL, words], timeout=seconds * 1e3)
@@ -108,7 +108,7 @@ class Driver:
     def newest(self, column: str) -> float:
         return float(self.page.evaluate(NEWEST, column) or 0)
 
-    def plot_shows(self, column: str, test: Callable[[float], bool], seconds: float = 10) -> float:
+    def plot_shows(self, column: str, test: Callable[[float], bool], seconds: float = 40) -> float:
         for _ in range(int(seconds * 20)):
             value = self.newest(column)
             if test(value):
@@ -173,7 +173,7 @@ def test_start_here_by_mouse_measured_restarted_and_run_again(
         f"() => document.querySelector('{PANEL}').dataset.status?.includes('run the cell again')")
     run_all(panel.page)
     panel.ready()
-    panel.page.wait_for_selector(f'{PANEL}[data-status="live"]', timeout=60_000)
+    panel.page.wait_for_selector(f'{PANEL}[data-status="live"]', timeout=90_000)
     panel.state("idle")
     panel.press(arm="async")
     panel.state("parked")
@@ -331,7 +331,7 @@ def test_two_panels_and_a_cell_run_again_leave_nothing_behind(
     page = open_notebook("two.ipynb")
     for _ in range(2):
         run_all(page)
-        page.wait_for_selector(f"{PANEL}[data-ready]", timeout=40_000)
+        page.wait_for_selector(f"{PANEL}[data-ready]", timeout=90_000)
         page.wait_for_timeout(2500)
         scroll_to(page, "print(")
     text = page.locator(".jp-OutputArea-output:has-text('left')").last.inner_text()
