@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import LOAD_CPU, SERVER_CPU, cpu_seconds, need, ringlab, running, spread
-from lab import proc
 
 CONNECTIONS = 64
 SMALL = 24
@@ -155,19 +154,6 @@ def main(n: int = 5, seconds: int = 2) -> None:
               f"{'our req/s':>9} {'our us':>8}")
         for case in CASES:
             rounds(case, (ours, ports[1]), (nginx, ports[0]), n, seconds, script)
-        sampler = [t for t in proc.tasks(ours) if _name(ours, t) == "rl-sampler"]
-        run_ns = sum(f.run_ns for t in sampler if (f := proc.schedstat(ours, t)))
-        print(f"sampler thread at 100 Hz: {run_ns / 1e9 / _age(ours) * 100:.3f} % of a core "
-              "(aim: under 0.1)")
-
-
-def _name(pid: int, tid: int) -> str:
-    return Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
-
-
-def _age(pid: int) -> float:
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / 100
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SWITCHES_EVERY UINT64_C(100000000) /* reading status costs ten times what schedstat does */
+/* What costs more than the thread's own figures is not read at every sample. */
+#define SWITCHES_EVERY UINT64_C(100000000) /* status costs ten times what schedstat does */
+#define PROCESS_EVERY UINT64_C(50000000)   /* the process clock adds up all its threads */
 
 static uint64_t clock_ns(clockid_t clock)
 {
@@ -82,13 +84,11 @@ static bool read_file(int fd, char *text, size_t size)
 
 static void read_schedstat(const struct sampled *s, struct figures *out)
 {
-    char text[96];
-    unsigned long long run, queue;
-    if (!read_file(s->schedstat_fd, text, sizeof text) ||
-        sscanf(text, "%llu %llu", &run, &queue) != 2)
+    char text[96], *end;
+    if (!read_file(s->schedstat_fd, text, sizeof text))
         return; /* the thread is gone, or the kernel has no schedstats: the last figures stay */
-    out->run_ns = run;
-    out->queue_ns = queue;
+    out->run_ns = strtoull(text, &end, 10);
+    out->queue_ns = strtoull(end, NULL, 10);
 }
 
 static uint64_t field(const char *text, const char *name)
@@ -108,14 +108,17 @@ static void read_switches(const struct sampled *s, struct figures *out)
 
 /* ---- samples: all of this under the sampler's lock ----------------------------------------- */
 
-/* The newest sample of one loop. switches: read them now, whatever their age. */
-static void *take_sample(struct sampler *all, int index, uint64_t now, bool switches)
+/* The newest sample of one loop. fresh: read everything now, whatever its age. */
+static void *take_sample(struct sampler *all, int index, uint64_t now, bool fresh)
 {
     struct sampled *s = all->sampled[index];
     struct figures *last = (struct figures *)(all->last + (size_t)index * all->unit);
     last->t_ns = now;
     last->worker = (uint64_t)index;
-    last->process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    if (fresh || now - s->process_at >= PROCESS_EVERY) {
+        last->process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+        s->process_at = now;
+    }
     s->copy(s->of, (uint64_t *)(last + 1));
     uint64_t cpu = __atomic_load_n(&s->final_cpu_ns, __ATOMIC_ACQUIRE);
     if (!cpu)
@@ -123,7 +126,7 @@ static void *take_sample(struct sampler *all, int index, uint64_t now, bool swit
     if (cpu)
         last->thread_cpu_ns = cpu;
     read_schedstat(s, last);
-    if (switches || now - s->switches_at >= SWITCHES_EVERY) {
+    if (fresh || now - s->switches_at >= SWITCHES_EVERY) {
         read_switches(s, last);
         s->switches_at = now;
     }
