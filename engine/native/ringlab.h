@@ -117,7 +117,7 @@ typedef struct {
     uint64_t t_ns;
     uint64_t worker;
     uint64_t thread_cpu_ns;        /* the worker's thread CPU clock */
-    uint64_t process_cpu_ns;       /* the whole process; at most twenty times a second */
+    uint64_t process_cpu_ns;       /* the whole process */
     uint64_t run_ns;               /* schedstat: on a CPU */
     uint64_t queue_ns;             /* schedstat: runnable, waiting for a CPU */
     uint64_t voluntary_switches;   /* refreshed at most ten times a second while sampling */

@@ -15,9 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What costs more than the thread's own figures is not read at every sample. */
-#define SWITCHES_EVERY UINT64_C(100000000) /* status costs ten times what schedstat does */
-#define PROCESS_EVERY UINT64_C(50000000)   /* the process clock adds up all its threads */
+#define SWITCHES_EVERY UINT64_C(100000000) /* reading status costs ten times what schedstat does */
 
 static uint64_t clock_ns(clockid_t clock)
 {
@@ -108,17 +106,14 @@ static void read_switches(const struct sampled *s, struct figures *out)
 
 /* ---- samples: all of this under the sampler's lock ----------------------------------------- */
 
-/* The newest sample of one loop. fresh: read everything now, whatever its age. */
+/* The newest sample of one loop. fresh: read the switches now, whatever their age. */
 static void *take_sample(struct sampler *all, int index, uint64_t now, bool fresh)
 {
     struct sampled *s = all->sampled[index];
     struct figures *last = (struct figures *)(all->last + (size_t)index * all->unit);
     last->t_ns = now;
     last->worker = (uint64_t)index;
-    if (fresh || now - s->process_at >= PROCESS_EVERY) {
-        last->process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-        s->process_at = now;
-    }
+    last->process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     s->copy(s->of, (uint64_t *)(last + 1));
     uint64_t cpu = __atomic_load_n(&s->final_cpu_ns, __ATOMIC_ACQUIRE);
     if (!cpu)

@@ -19,7 +19,7 @@ struct sampled {
     int32_t thread_id;
     clockid_t cpu_clock;
     int schedstat_fd, status_fd;
-    uint64_t switches_at, process_at; /* when these were last read */
+    uint64_t switches_at;
     uint64_t final_cpu_ns; /* the thread clock when the loop was left; 0: it runs */
 };
 
