@@ -138,6 +138,8 @@ class Engine:
                 pass  # an engine that failed is closed like any other
             finally:
                 if self._finalizer is not None:
+                    # Before the finalizer, which runs once: this may be interrupted, and repeated.
+                    self._engine.release()
                     self._finalizer()
 
     def __enter__(self) -> Self:

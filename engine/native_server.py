@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.binding import native, text
-from engine.errors import PolicyError, UsageError, check
+from engine.errors import MachineError, PolicyError, UsageError, check
 from engine.own_policy import Caller, inside, refuse_inside
 from engine.startup import start_error
 
 _WHERE_BYTES = 64
+# How long a method of a policy may go on when its engine is closed, and until that is given up.
+GRACE_S = 1.0
+PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,30 @@ class NativeServer:
         if failed == 1:
             raise PolicyError("a policy failed; the worker was stopped")
 
+    def release(self) -> None:
+        """Waits until no policy of the user's own runs; from then on none is asked.
+
+        The wait is in Python, so that an interrupt ends it. A method that runs for longer than
+        GRACE_S is interrupted; one that is stuck outside Python (in a long sleep, say) for longer
+        than PATIENCE_S is a MachineError, since the engine's thread cannot be ended under it.
+        """
+        callers = [caller for reference in self._callers if (caller := reference())]
+        for caller in callers:
+            caller.end()
+        begun = interrupted = time.monotonic()
+        while busy := [caller for caller in callers if caller.busy]:
+            now = time.monotonic()
+            if now - begun > PATIENCE_S:
+                raise MachineError(
+                    f"policy {type(busy[0].policy).__name__} does not return, so its server cannot "
+                    "be closed; call close() again later, or restart the process"
+                )
+            if now - interrupted > GRACE_S:
+                interrupted = now
+                for caller in busy:
+                    caller.interrupt()
+            time.sleep(0.005)
+
     def close(self) -> None:
         """Ends every thread and frees everything. Safe twice, and from any thread."""
         if inside():
@@ -116,6 +144,7 @@ class NativeServer:
             server = self._out[0]
             if not self.open:
                 return
+            self.release()
             # An interrupt is delivered when a call returns, so not between these two but after the
             # first: the handle is forgotten exactly when it was freed.
             try:

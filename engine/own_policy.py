@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from functools import cache
 from typing import Any
@@ -38,6 +39,8 @@ class Caller:
         self.error: BaseException | None = None
         """The first failure: what a method raised, or the PolicyError about what it returned."""
         self.failed_in = ""
+        self.ending = False
+        self._inside: set[int] = set()  # threads that are in a method now
         self.handle = ffi.new_handle(self)
         self._methods = {
             number: (decision, getattr(policy, method_name(decision)))
@@ -52,8 +55,13 @@ class Caller:
 
     def answer(self, number: int, subject: Any, loop: Any) -> int:
         """The answer to one decision as the engine takes it; never raises."""
+        failed = int(native()[1].RL_POLICY_FAILED)
+        if self.ending:
+            return failed
+        thread = threading.get_ident()
         _running.depth = getattr(_running, "depth", 0) + 1
         decision = ""
+        self._inside.add(thread)
         try:
             decision, method = self._methods[number]
             about_loop = decision in self.of.of_loop
@@ -61,11 +69,28 @@ class Caller:
             return self._checked(decision, method(shown))
         # Nothing may pass into C, not even SystemExit; check() brings it to the user.
         except BaseException as error:
-            if self.error is None:
+            if self.error is None and not self.ending:
                 self.failed_in, self.error = decision, error
-            return int(native()[1].RL_POLICY_FAILED)
+            return failed
         finally:
+            self._inside.discard(thread)
             _running.depth -= 1
+
+    def end(self) -> None:
+        """From now on no method is called any more; one that runs goes on (see :attr:`busy`)."""
+        self.ending = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a method of it runs now."""
+        return bool(self._inside)
+
+    def interrupt(self) -> None:
+        """Raises SystemExit in methods that run now, at their next step in Python."""
+        for thread in list(self._inside):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread), ctypes.py_object(SystemExit)
+            )
 
     def _checked(self, decision: str, value: Any) -> int:
         answer = self.of.answers[decision]

@@ -266,6 +266,44 @@ def accepts(port: int) -> bool:
     return True
 
 
+class Endless(Policy):
+    """Its first answer never comes."""
+
+    def idle(self, loop: LoopView) -> float:
+        while True:
+            time.sleep(0.01)
+
+
+def test_a_policy_that_never_answers_does_not_keep_its_server_from_closing() -> None:
+    server = RingServer(Endless).start()
+    time.sleep(0.2)
+    begun = time.monotonic()
+    server.close()
+    assert time.monotonic() - begun < 12, "it was interrupted"
+
+
+def test_closing_past_such_a_policy_can_itself_be_interrupted() -> None:
+    script = (
+        "import os, signal, threading, time\n"
+        "from engine import Policy, RingServer\n"
+        "class Stuck(Policy):\n"
+        "    def idle(self, loop):\n"
+        "        time.sleep(6)\n"
+        "server = RingServer(Stuck).start()\n"
+        "time.sleep(0.3)\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    server.close()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+        "server.close()\n"
+        "print('closed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.stdout.split() == ["interrupted", "closed"], done.stderr
+
+
 def serve_broken(error: Exception) -> None:
     """A block that ends with that error once the policy has stopped the worker."""
     with RingServer(Broken) as server:
