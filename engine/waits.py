@@ -134,6 +134,8 @@ def measure(
     """
     ffi, lib = native()
     found = way(case.way)
+    if not 0 < run_s <= 3600:  # also refuses NaN
+        raise UsageError(f"run_s={run_s} is not allowed: give over 0 to 3,600 s")
     if case.flags not in FLAGS:
         raise unknown("ring flags", case.flags, FLAGS)
     why = "must not be negative" if case.timeout_ns < 0 else found.refusal(case.timeout_ns)

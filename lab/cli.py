@@ -6,11 +6,15 @@ environment error, told in one line on stderr, 130 interrupted by Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from lab.experiment import Case, Outcome
     from lab.runs import RunInfo
 
-DONE, BROKEN, ERROR, INTERRUPTED = 0, 1, 2, 130
+DONE, BROKEN, ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -38,6 +42,31 @@ _out = click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point: runs a command and returns its exit code, whatever happens in it."""
+    with _terminable() as terminated:
+        code = _run(argv)
+    return TERMINATED if terminated and code == INTERRUPTED else code
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """SIGTERM ends a command as Ctrl-C does: nothing left behind, nothing measured lost."""
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         code = cli.main(args=argv, prog_name="ringlab", standalone_mode=False)
         sys.stdout.flush()
@@ -56,6 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # complain of it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        console.complain(f"cannot write the output: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
     return code if isinstance(code, int) else DONE
 
 
