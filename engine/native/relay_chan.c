@@ -218,19 +218,27 @@ static bool may_splice(struct relay *r, struct chan *ch)
     return !rule(r, RL_RELAY_RULE_SPLICE, ch) && hold_pipe(r, ch);
 }
 
-/* EAGAIN of a splice into the pipe: is the source empty, or the pipe full? It does not say. */
-static void splice_again(struct relay *r, struct chan *ch)
+/*
+ * EAGAIN of a splice into the pipe: is the source empty, or the pipe full? It does not say. Nor
+ * that it stands before urgent data, which it never passes, though epoll goes on to report the
+ * source: so what was reported and does not go into an empty pipe is for recv to take, or to find
+ * empty.
+ */
+static enum after splice_again(struct relay *r, struct chan *ch, bool told)
 {
     ADD(r->count.splice_in_eagain[ch->from->side], 1);
+    if (!ch->piped && told)
+        return READ_ON;
     if (!ch->piped)
         end_poll(r, ch->from, READ);
     else if (rule(r, RL_RELAY_RULE_READINESS, ch))
         end_poll_edge(r, ch->from);
     else
         mark_full(r, ch);
+    return READ_ENDED;
 }
 
-static enum after splice_some(struct relay *r, struct chan *ch)
+static enum after splice_some(struct relay *r, struct chan *ch, bool told)
 {
     struct end *from = ch->from;
     while (ch->to_forward) {
@@ -239,8 +247,7 @@ static enum after splice_some(struct relay *r, struct chan *ch)
         from->calls++;
         ADD(r->count.splice_in[from->side], 1);
         if (n == -EAGAIN) {
-            splice_again(r, ch);
-            return READ_ENDED;
+            return splice_again(r, ch, told);
         }
         if (n == -EINVAL || n == -ENOSYS) {
             STORE(ch->no_splice, 1);
@@ -319,7 +326,9 @@ static void send_after_read(struct relay *r, struct chan *ch)
 void chan_read(struct relay *r, struct chan *ch)
 {
     uint64_t before = ch->spliced + ch->copied;
-    enum after after = may_splice(r, ch) ? splice_some(r, ch) : READ_ON;
+    bool told = ch->from->told;
+    ch->from->told = 0;
+    enum after after = may_splice(r, ch) ? splice_some(r, ch, told) : READ_ON;
     if (ch->pipe && !ch->piped)
         leave_pipe(r, ch);
     if (after == READ_ON && (!ch->piped || rule(r, RL_RELAY_RULE_RECV_BEHIND, ch)))

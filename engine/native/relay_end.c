@@ -135,6 +135,7 @@ void end_report(struct relay *r, struct end *e, uint8_t bits)
         if (wanted & (1 << dir) && !r->level)
             set_interest(r, e, dir, RL_INTEREST_ACTIVE);
     e->due |= wanted;
+    e->told |= wanted & BIT_READ;
     if (e->due)
         link_to(&r->run, &e->run);
 }

@@ -65,6 +65,7 @@ struct end {
     uint8_t edge;            /* its POLLED read is reported for what arrives from now on */
     uint8_t edge_told;
     uint8_t due;             /* BIT_* whose handlers run in this turn */
+    uint8_t told;            /* epoll said readable since its read handler last ran */
     uint8_t moved;           /* bytes passed it since its timer was looked at */
     uint8_t timer;           /* enum timer that it is under */
     uint64_t calls;          /* system calls made on it */

@@ -318,6 +318,38 @@ def test_many_clients_at_once(origin: Origin) -> None:
 # -- failures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["speculative", "level-triggered"])
+@pytest.mark.parametrize("policy", ["before", "after", "later", "recv-allowed"])
+def test_urgent_data_is_no_end_of_the_data(policy: str, engine: str) -> None:
+    """splice() stops before it with EAGAIN, while epoll goes on to report the source."""
+    size = 500_000
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode()
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as peer:
+            peer.recv(4096)
+            peer.sendall(head)
+            time.sleep(0.1)
+            peer.send(b"!", socket.MSG_OOB)
+            time.sleep(0.1)
+            peer.sendall(b"x" * size)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=answer, args=(listener,))
+        serving.start()
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        with SpliceRelay(target, policy, engine=engine) as relay, \
+                socket.create_connection(relay.address, 5) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
+            got = b""
+            while len(got) < len(head) + size and (data := client.recv(65_536)):
+                got += data
+            assert got.endswith(b"x" * size)
+            assert len(got) == len(head) + size
+            serving.join()
+            Window(relay).check(spins=False)
+
+
 def test_an_origin_that_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         target = f"127.0.0.1:{taken.getsockname()[1]}"
