@@ -78,7 +78,7 @@ lint: setup ## ruff and mypy
 
 lock: ## work out requirements.lock again from pyproject.toml (needs uv)
 	@uv pip compile pyproject.toml --extra test --extra dev --universal --fork-strategy fewest \
-		--python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate \
 		--no-emit-find-links --quiet --output-file requirements.lock
 
 clean: ## remove what make made; runs and reports stay
