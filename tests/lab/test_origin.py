@@ -19,7 +19,7 @@ def origin() -> Iterator[Origin]:
         yield origin
 
 
-def player_of(origin: Origin, patience: float = 5.0) -> Player:
+def player_of(origin: Origin, patience: float = 30.0) -> Player:
     host, port = origin.address
     return Player(host, port, patience=patience)
 
