@@ -61,9 +61,7 @@ lab: setup ## JupyterLab on notebooks/, on loopback
 test: setup ## all tests (PYTEST_ARGS are handed on)
 	@tools/bootstrap.sh browser
 	@tools/bootstrap.sh qemu
-	@$(PYTHON) -m pytest $(PYTEST_ARGS) || { code=$$?; [ $$code = 1 ] || exit $$code; \
-		echo "ringlab: those that failed, once more: on a shared machine a neighbour may be the cause"; \
-		$(PYTHON) -m pytest --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 report: setup ## every case's notebook, executed, its HTML, and a page in front of them
 	@$(VENV)/bin/ringlab report --all
