@@ -21,7 +21,7 @@ from engine.native_server import Calls, NativeServer
 from engine.parameters import Range, Setting, Tables, enum_value
 from engine.startup import need_descriptors
 
-_TAKE = 4096  # samples that one native call takes
+_TAKE = 256  # samples that one native call takes: room that malloc reuses, not maps anew
 _POLL_SECONDS = 0.01
 # The sample ring is sized for at least this rate: sample_rate() may raise it later.
 _LEAST_HZ = 100
@@ -249,20 +249,24 @@ class Engine:
         return counting.total(self.sample(index) for index in which)
 
     def samples(self) -> NDArray[np.void]:
-        """The native sampler's samples since the last call, oldest first, shape (n,).
+        """The samples since the last call, up to now, oldest first, shape (n,).
+
+        A loop takes its own at each tick, natively; one that sleeps has none to take, and its
+        figures are repeated for the ticks it slept through (the process's CPU between two
+        readings is a straight line). So sampling wakes no thread.
 
         Of the layout's ``sample_dtype``; ``counters.flatten_array`` makes the flat table.
         """
-        return np.concatenate([*self._take(), self._layout.empty(0)])
+        return self._layout.of_memory(np.concatenate(list(self._take())))
 
-    def _take(self) -> Iterator[NDArray[np.void]]:
+    def _take(self) -> Iterator[NDArray[np.uint8]]:
         taken = _TAKE
         while taken == _TAKE:
-            out = self._layout.empty(_TAKE)
+            out = self._layout.memory(_TAKE)
             with self._engine.use() as server:
                 to = self._layout.pointer(out)
                 taken = check(self._calls("take")(server, to, _TAKE), "samples")
-            yield out[:taken]
+            yield out[: taken * self._layout.sample_dtype.itemsize]
 
     @property
     def dropped(self) -> int:

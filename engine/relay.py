@@ -40,7 +40,7 @@ class SpliceRelay(Engine):
     :param max_sessions: clients at a time; more wait in the kernel's queue.
     :param max_head: bytes of a request's or a response's head.
     :param stop_grace_ms: ms for responses under way after :meth:`request_stop`.
-    :param sample_hz: samples a second; 0: no sampler.
+    :param sample_hz: samples a second; 0: none.
     :param sample_seconds: s of samples that are kept at that rate; the oldest give way.
 
     Every method raises UsageError while the relay does not run, and the PolicyError or EngineError

@@ -41,7 +41,7 @@ class RingServer(Engine):
     :param max_connections: per worker.
     :param max_header: bytes of a request head.
     :param stop_grace_ms: ms for responses under way after :meth:`request_stop`.
-    :param sample_hz: samples a second and worker; 0: no sampler.
+    :param sample_hz: samples a second and worker; 0: none.
     :param sample_seconds: s of samples that are kept at that rate; the oldest give way.
 
     :meth:`set` acts on the next iteration for policy, write timeout and cap; on the next request

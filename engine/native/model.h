@@ -157,6 +157,7 @@ struct worker {
     struct handler_counters handled;
     const struct ops *ops;
     void *backend;
+    struct sampled *sampled; /* NULL on the scripted backend */
     int64_t *settings; /* RL_SETTINGS of them, shared, read relaxed */
     decide_fn decide[RL_DECISIONS];
     const rl_policy *policy; /* the one in force; never changed once it was put here */

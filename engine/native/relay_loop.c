@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "relay_model.h"
+#include "sampler.h"
 
 #define ACCEPT_BATCH 64
 #define ACCEPT_BACKOFF (100 * RL_MS)
@@ -156,11 +157,13 @@ void relay_decide(struct relay *r)
 /* The wait, and after it whose handlers are due: what was reported, and everything ACTIVE. */
 int relay_wait(struct relay *r)
 {
+    int64_t slept_from = r->now;
     STORE(r->count.waiting, 1);
     int result = r->ops->wait(r, r->next.timeout_ns);
-    STORE(r->count.waiting, 0);
     if (r->could_block)
         STORE(r->now, r->ops->now(r));
+    sampled_tick(r->sampled, r->could_block ? slept_from : r->now, r->now);
+    STORE(r->count.waiting, 0);
     r->roused = !r->could_block || result > 0;
     if (result > 0)
         ADD(r->count.events, (uint64_t)result);

@@ -165,6 +165,7 @@ struct relay {
     rl_relay_counters count __attribute__((aligned(RL_CACHE_LINE)));
     const struct relay_ops *ops;
     void *backend;
+    struct sampled *sampled; /* NULL on the scripted backend */
     int64_t *settings; /* RL_RELAY_SETTINGS of them, shared, read relaxed */
     int32_t answers[RL_RELAY_RULES]; /* of each rule: 0, 1 or ASKED */
     const rl_relay_policy *policy;   /* the one in force; never changed once it was put here */

@@ -95,10 +95,10 @@ static int start_thread(rl_relay *relay, const char **where)
     *where = "pthread_create";
     int result = -pthread_create(&relay->thread, NULL, relay_main, relay);
     relay->started = result == 0;
-    while (relay->started && sem_wait(&relay->attached)) /* the sampler looks at what it attached */
+    while (relay->started && sem_wait(&relay->attached)) /* a sample needs what it attached */
         ;
     if (result == 0)
-        result = sampler_run(&relay->sampler, relay->config.sample_hz);
+        result = sampler_rate(&relay->sampler, relay->config.sample_hz);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return result;
 }
@@ -115,6 +115,8 @@ static rl_relay *relay_new(const rl_relay_config *config)
     relay->sampled.schedstat_fd = relay->sampled.status_fd = -1;
     relay->sampled.copy = copy_counters;
     relay->sampled.of = &relay->r;
+    relay->sampled.waiting = &relay->r.count.waiting;
+    relay->r.sampled = &relay->sampled;
     relay->r.ops = &relay_epoll_ops;
     relay->r.backend = relay;
     relay->r.settings = relay->settings;
@@ -135,10 +137,12 @@ static int prepare(rl_relay *relay, const char **where)
         return -ENOMEM;
     relay_policy_apply(&relay->r, policy);
     relay->wanted = policy;
-    result = sampler_init(&relay->sampler, 1, sizeof(rl_relay_sample), config->sample_capacity);
+    result = sampler_init(&relay->sampler, 1);
+    if (result == 0)
+        result = sampler_add(&relay->sampler, 0, &relay->sampled, sizeof(rl_relay_sample),
+                             config->sample_capacity);
     if (result < 0)
         return result;
-    relay->sampler.sampled[0] = &relay->sampled;
     *where = "origin_host";
     result = address_read(config->origin_host, config->origin_port, &relay->origin,
                           &relay->origin_size);
@@ -285,8 +289,7 @@ void rl_relay_close(rl_relay *relay)
     } else if (r->listener.fd >= 0) {
         close(r->listener.fd);
     }
-    if (relay->sampler.capacity)
-        sampler_close(&relay->sampler);
+    sampler_close(&relay->sampler);
     sampled_detach(&relay->sampled);
     relay_free(r);
     relay_epoll_close(relay);

@@ -206,7 +206,7 @@ typedef struct {
     int32_t max_connections; /* per worker */
     int32_t max_header;      /* bytes of a request head */
     int32_t stop_grace_ms;   /* after a stop request, for responses under way */
-    int32_t sample_hz;       /* 0: no sampler thread */
+    int32_t sample_hz;       /* 0: no samples are kept */
     int32_t sample_capacity; /* samples kept; the oldest give way */
     int64_t settings[RL_SETTINGS];
     rl_policy policy;

@@ -1,8 +1,8 @@
 /*
- * Figures of the operating system beside a loop's own counters, and the thread that copies both
- * into a ring of timestamped samples. It knows the engines only as blocks of counters, takes no
- * lock that a loop ever takes, and not the GIL: a busy Python process neither disturbs nor misses
- * a measurement.
+ * Figures of the operating system beside a loop's own counters, copied into a ring of timestamped
+ * samples by the loop itself or by who reads them. It knows the engines only as blocks of counters,
+ * never makes a loop wait, and does not take the GIL: a busy Python process neither disturbs nor
+ * misses a measurement.
  */
 #include "sampler.h"
 
@@ -104,15 +104,14 @@ static void read_switches(const struct sampled *s, struct figures *out)
     out->involuntary_switches = field(text, "\nnonvoluntary_ctxt_switches:");
 }
 
-/* ---- samples: all of this under the sampler's lock ----------------------------------------- */
+/* ---- samples: all of this under the loop's lock -------------------------------------------- */
 
-/* The newest sample of one loop. fresh: read the switches now, whatever their age. */
-static void *take_sample(struct sampler *all, int index, uint64_t now, bool fresh)
+/* The newest figures of one loop. fresh: read the switches now, whatever their age. */
+static struct figures *take_sample(struct sampled *s, uint64_t now, bool fresh)
 {
-    struct sampled *s = all->sampled[index];
-    struct figures *last = (struct figures *)(all->last + (size_t)index * all->unit);
+    struct figures *last = (struct figures *)s->last;
     last->t_ns = now;
-    last->worker = (uint64_t)index;
+    last->worker = s->index;
     last->process_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     s->copy(s->of, (uint64_t *)(last + 1));
     uint64_t cpu = __atomic_load_n(&s->final_cpu_ns, __ATOMIC_ACQUIRE);
@@ -128,89 +127,137 @@ static void *take_sample(struct sampler *all, int index, uint64_t now, bool fres
     return last;
 }
 
-static uint8_t *slot(struct sampler *s, uint64_t number)
+/* Passes over count of the oldest entry's ticks, which it has. */
+static void advance(struct sampled *s, uint64_t count)
 {
-    return s->ring + number % s->capacity * s->unit;
+    uint64_t at = s->taken % s->capacity;
+    struct held *held = &s->held[at];
+    struct figures *sample = (struct figures *)(s->entries + at * s->unit);
+    sample->t_ns += count * held->period;
+    sample->process_cpu_ns += (uint64_t)(held->process_step * (double)count);
+    s->ticks -= count;
+    held->count -= count;
+    if (!held->count)
+        s->taken++;
 }
 
-static void keep_samples(struct sampler *s)
+/* The oldest ticks give way to count new ones. */
+static void make_room(struct sampled *s, uint64_t count)
+{
+    while (s->ticks + count > s->capacity) {
+        uint64_t excess = s->ticks + count - s->capacity;
+        uint64_t there = s->held[s->taken % s->capacity].count;
+        uint64_t gone = excess < there ? excess : there;
+        advance(s, gone);
+        s->dropped += gone;
+    }
+}
+
+/*
+ * The figures as of now stand for count ticks from first on. Other threads of the process did not
+ * sleep with this one: its CPU is drawn as a straight line from the newest tick until now.
+ */
+static void keep_entry(struct sampled *s, uint64_t first, uint64_t count, uint64_t now)
+{
+    struct figures *sample = take_sample(s, now, false);
+    uint64_t end = sample->process_cpu_ns, last = first + (count - 1) * s->period;
+    double line = now > s->base_t && end > s->base_process
+                      ? (double)(end - s->base_process) / (double)(now - s->base_t)
+                      : 0;
+    sample->t_ns = first;
+    sample->process_cpu_ns = s->base_process + (uint64_t)(line * (double)(first - s->base_t));
+    make_room(s, count);
+    uint64_t at = s->written++ % s->capacity;
+    s->ticks += count;
+    memcpy(s->entries + at * s->unit, sample, s->unit);
+    s->held[at] = (struct held){count, s->period, line * (double)s->period};
+    s->base_process += (uint64_t)(line * (double)(last - s->base_t));
+    s->base_t = last;
+}
+
+/* What is due by now, of a loop that sleeps since from (from == now: it does not sleep). */
+static void settle(struct sampled *s, uint64_t from, uint64_t now)
+{
+    uint64_t due = s->due; /* stored under the lock alone */
+    if (now < due)
+        return;
+    uint64_t passed = (now - due) / s->period + 1;
+    uint64_t busy = from > due ? (from - due + s->period - 1) / s->period : 0;
+    uint64_t count = passed > busy ? passed - busy : 0;
+    if (count > s->capacity) { /* a long sleep that nobody read */
+        s->dropped += count - s->capacity;
+        busy += count - s->capacity;
+        count = s->capacity;
+    }
+    if (count)
+        keep_entry(s, due + busy * s->period, count, now);
+    else
+        keep_entry(s, now, 1, now); /* late: one for all, nothing is caught up in a burst */
+    __atomic_store_n(&s->due, due + passed * s->period, __ATOMIC_RELAXED);
+}
+
+/* As seen by a reader, who has the lock. */
+static void settle_now(struct sampled *s)
 {
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
-    for (int i = 0; i < s->count; i++) {
-        memcpy(slot(s, s->written++), take_sample(s, i, now, false), s->unit);
-        if (s->written - s->taken > s->capacity) {
-            s->taken++; /* the oldest gives way */
-            s->dropped++;
-        }
-    }
+    bool asleep = sampled_has_ended(s) || __atomic_load_n(s->waiting, __ATOMIC_RELAXED);
+    settle(s, asleep ? s->due : now, now);
 }
 
-static void *sampler_main(void *arg)
+/* A loop that finds a reader at work leaves it to the reader, or to its own next iteration. */
+void sampled_keep(struct sampled *s, uint64_t from, uint64_t now)
 {
-    struct sampler *s = arg;
-    uint64_t due = clock_ns(CLOCK_MONOTONIC);
-    prctl(PR_SET_NAME, "rl-sampler");
-    pthread_mutex_lock(&s->lock);
-    while (!s->closing) {
-        if (!s->hz) {
-            pthread_cond_wait(&s->tick, &s->lock);
-            due = clock_ns(CLOCK_MONOTONIC);
-            continue;
-        }
-        struct timespec limit = {(time_t)(due / 1000000000u), (long)(due % 1000000000u)};
-        if (pthread_cond_timedwait(&s->tick, &s->lock, &limit) != ETIMEDOUT || !s->hz)
-            continue; /* the rate changed (perhaps as the time came), or it closes */
-        keep_samples(s);
-        uint64_t now = clock_ns(CLOCK_MONOTONIC);
-        due += 1000000000u / (uint64_t)s->hz;
-        if (due < now)
-            due = now; /* late: go on from here, do not catch up in a burst */
-    }
+    if (pthread_mutex_trylock(&s->lock))
+        return;
+    settle(s, from, now);
     pthread_mutex_unlock(&s->lock);
-    return NULL;
+}
+
+/* The oldest tick not taken before, which there is, into out. */
+static void give_one(struct sampled *s, void *out)
+{
+    memcpy(out, s->entries + s->taken % s->capacity * s->unit, s->unit);
+    advance(s, 1);
 }
 
 /* ---- its life ------------------------------------------------------------------------------ */
 
-/* Room for count loops whose samples have unit bytes; the caller fills sampled. */
-int sampler_init(struct sampler *s, int count, size_t unit, int capacity)
+/* Room for count loops, each to be added before any thread of theirs starts. */
+int sampler_init(struct sampler *s, int count)
 {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->tick, &attributes);
-    pthread_condattr_destroy(&attributes);
-    pthread_mutex_init(&s->lock, NULL);
-    s->count = count;
-    s->unit = unit;
-    s->capacity = capacity < count ? (uint64_t)count : (uint64_t)capacity;
     s->sampled = calloc((size_t)count, sizeof *s->sampled);
-    s->last = calloc((size_t)count, unit);
-    s->ring = calloc(s->capacity, unit);
-    return s->sampled && s->last && s->ring ? 0 : -ENOMEM;
+    s->count = s->sampled ? count : 0;
+    return s->sampled ? 0 : -ENOMEM;
 }
 
-int sampler_run(struct sampler *s, int hz)
+/* A loop whose samples have unit bytes and of which capacity are kept; none until a rate is set. */
+int sampler_add(struct sampler *s, int index, struct sampled *loop, size_t unit, int capacity)
 {
-    s->hz = hz;
-    int result = pthread_create(&s->thread, NULL, sampler_main, s);
-    s->running = result == 0;
-    return -result;
+    pthread_mutex_init(&loop->lock, NULL);
+    loop->index = (uint64_t)index;
+    loop->unit = unit;
+    loop->due = UINT64_MAX;
+    loop->capacity = capacity < 1 ? 1 : (uint64_t)capacity;
+    loop->last = calloc(1, unit);
+    loop->entries = calloc(loop->capacity, unit);
+    loop->held = calloc(loop->capacity, sizeof *loop->held);
+    s->sampled[index] = loop;
+    return loop->last && loop->entries && loop->held ? 0 : -ENOMEM;
 }
 
+/* After the loops' threads have ended. */
 void sampler_close(struct sampler *s)
 {
-    pthread_mutex_lock(&s->lock);
-    s->closing = true;
-    pthread_cond_broadcast(&s->tick);
-    pthread_mutex_unlock(&s->lock);
-    if (s->running)
-        pthread_join(s->thread, NULL);
-    pthread_cond_destroy(&s->tick);
-    pthread_mutex_destroy(&s->lock);
+    for (int i = 0; i < s->count; i++) {
+        struct sampled *loop = s->sampled[i];
+        if (!loop)
+            continue;
+        pthread_mutex_destroy(&loop->lock);
+        free(loop->last);
+        free(loop->entries);
+        free(loop->held);
+    }
     free(s->sampled);
-    free(s->last);
-    free(s->ring);
 }
 
 /* The present figures of one loop, with fresh switch counts. */
@@ -218,39 +265,74 @@ int sampler_now(struct sampler *s, int index, void *out)
 {
     if (index < 0 || index >= s->count)
         return -EINVAL;
-    pthread_mutex_lock(&s->lock);
-    memcpy(out, take_sample(s, index, clock_ns(CLOCK_MONOTONIC), true), s->unit);
-    pthread_mutex_unlock(&s->lock);
+    struct sampled *loop = s->sampled[index];
+    pthread_mutex_lock(&loop->lock);
+    memcpy(out, take_sample(loop, clock_ns(CLOCK_MONOTONIC), true), loop->unit);
+    pthread_mutex_unlock(&loop->lock);
     return 0;
 }
 
-/* Up to most samples not taken before, oldest first; their number. */
+/* The loop whose oldest tick is the oldest of all; NULL: all were taken. */
+static struct sampled *oldest(const struct sampler *s)
+{
+    struct sampled *found = NULL;
+    uint64_t earliest = UINT64_MAX;
+    for (int i = 0; i < s->count; i++) {
+        struct sampled *loop = s->sampled[i];
+        if (loop->taken == loop->written)
+            continue;
+        uint8_t *entry = loop->entries + loop->taken % loop->capacity * loop->unit;
+        uint64_t t = ((struct figures *)entry)->t_ns;
+        if (t < earliest) {
+            earliest = t;
+            found = loop;
+        }
+    }
+    return found;
+}
+
+/* Up to most samples not taken before, oldest first, those of now included; their number. */
 int sampler_take(struct sampler *s, void *out, int most)
 {
     uint8_t *to = out;
     int n = 0;
-    pthread_mutex_lock(&s->lock);
-    for (; n < most && s->taken < s->written; n++)
-        memcpy(to + (size_t)n * s->unit, slot(s, s->taken++), s->unit);
-    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->count; i++) {
+        pthread_mutex_lock(&s->sampled[i]->lock);
+        settle_now(s->sampled[i]);
+    }
+    for (struct sampled *loop; n < most && (loop = oldest(s)); n++)
+        give_one(loop, to + (size_t)n * loop->unit);
+    for (int i = 0; i < s->count; i++)
+        pthread_mutex_unlock(&s->sampled[i]->lock);
     return n;
 }
 
+/* From now on at this rate; 0: none. What was due before is kept at the old one. */
 int sampler_rate(struct sampler *s, int hz)
 {
     if (hz < 0 || hz > 1000)
         return -EINVAL;
-    pthread_mutex_lock(&s->lock);
-    s->hz = hz;
-    pthread_cond_broadcast(&s->tick);
-    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->count; i++) {
+        struct sampled *loop = s->sampled[i];
+        pthread_mutex_lock(&loop->lock);
+        settle_now(loop);
+        loop->base_t = clock_ns(CLOCK_MONOTONIC);
+        loop->base_process = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+        loop->period = hz ? 1000000000u / (uint64_t)hz : 0;
+        __atomic_store_n(&loop->due, hz ? loop->base_t : UINT64_MAX, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&loop->lock);
+    }
     return 0;
 }
 
+/* Samples that gave way to newer ones, of all loops. */
 uint64_t sampler_dropped(struct sampler *s)
 {
-    pthread_mutex_lock(&s->lock);
-    uint64_t dropped = s->dropped;
-    pthread_mutex_unlock(&s->lock);
+    uint64_t dropped = 0;
+    for (int i = 0; i < s->count; i++) {
+        pthread_mutex_lock(&s->sampled[i]->lock);
+        dropped += s->sampled[i]->dropped;
+        pthread_mutex_unlock(&s->sampled[i]->lock);
+    }
     return dropped;
 }

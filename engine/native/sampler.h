@@ -1,5 +1,12 @@
 #pragma once
-/* Timestamped samples of loops: the operating system's figures, then the loop's own counters. */
+/*
+ * Timestamped samples of loops: the operating system's figures, then the loop's own counters.
+ *
+ * No thread takes them. A loop that runs looks at the time once an iteration anyway, and takes its
+ * own sample when one is due. A loop that sleeps has nothing new to say: what stands when it wakes
+ * held at every tick it slept through, and is kept as one entry with a count. Whoever reads
+ * settles what is due by then. So sampling wakes nobody, which a tool that counts wake-ups owes.
+ */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,27 +19,37 @@ struct figures {
     uint64_t voluntary_switches, involuntary_switches;
 };
 
+/* The samples of count ticks in a row, which differ in their time and the process's CPU alone. */
+struct held {
+    uint64_t count, period;
+    double process_step; /* ns of the process's CPU from one tick to the next */
+};
+
 /* One loop, on a thread of its own. copy reads its counters, relaxed, into the sample. */
 struct sampled {
     void (*copy)(const void *of, uint64_t *to);
     const void *of;
+    const uint64_t *waiting; /* the loop's own gauge: 1 while it is inside its wait */
     int32_t thread_id;
     clockid_t cpu_clock;
     int schedstat_fd, status_fd;
     uint64_t switches_at;
     uint64_t final_cpu_ns; /* the thread clock when the loop was left; 0: it runs */
+    uint64_t due;          /* the next tick; UINT64_MAX: none. Read by the loop without the lock */
+    /* From here on under the lock, which the loop tries and never waits for. */
+    pthread_mutex_t lock;
+    uint64_t index, period;
+    uint64_t base_t, base_process; /* of the newest tick that was kept */
+    size_t unit;                   /* bytes of one sample */
+    uint8_t *last, *entries;
+    struct held *held;
+    uint64_t capacity; /* entries, and ticks of them */
+    uint64_t written, taken, ticks, dropped;
 };
 
 struct sampler {
-    pthread_mutex_t lock;
-    pthread_cond_t tick;
-    pthread_t thread;
-    bool running, closing;
-    int hz, count;
+    int count;
     struct sampled **sampled;
-    size_t unit; /* bytes of one sample */
-    uint8_t *last, *ring;
-    uint64_t capacity, written, taken, dropped;
 };
 
 void sampled_attach(struct sampled *s, const char *thread_name);
@@ -40,9 +57,18 @@ void sampled_ended(struct sampled *s);
 bool sampled_has_ended(const struct sampled *s);
 void sampled_detach(struct sampled *s);
 void sampled_copy(const void *counters, uint64_t *to, size_t size);
+void sampled_keep(struct sampled *s, uint64_t from, uint64_t now);
 
-int sampler_init(struct sampler *s, int count, size_t unit, int capacity);
-int sampler_run(struct sampler *s, int hz);
+/* On the loop's own thread, as its wait returns at now. It slept since from; from == now: not at
+ * all. s may be NULL: a loop without a thread. */
+static inline void sampled_tick(struct sampled *s, int64_t from, int64_t now)
+{
+    if (s && (uint64_t)now >= __atomic_load_n(&s->due, __ATOMIC_RELAXED))
+        sampled_keep(s, (uint64_t)from, (uint64_t)now);
+}
+
+int sampler_init(struct sampler *s, int count);
+int sampler_add(struct sampler *s, int index, struct sampled *loop, size_t unit, int capacity);
 void sampler_close(struct sampler *s);
 int sampler_now(struct sampler *s, int index, void *out);
 int sampler_take(struct sampler *s, void *out, int most);

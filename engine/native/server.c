@@ -129,7 +129,12 @@ static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
     policy_apply(w, policy);
     rw->sampled.copy = copy_counters;
     rw->sampled.of = w;
-    server->sampler.sampled[index] = &rw->sampled;
+    rw->sampled.waiting = &w->count.waiting;
+    w->sampled = &rw->sampled;
+    int result = sampler_add(&server->sampler, index, &rw->sampled, sizeof(rl_sample),
+                             server->config.sample_capacity / server->config.workers);
+    if (result < 0)
+        return result;
     rw->wake_fd = eventfd(0, EFD_CLOEXEC);
     if (rw->wake_fd < 0)
         return -errno;
@@ -170,7 +175,7 @@ static int start_threads(rl_server *server, const char **where)
     }
     pthread_mutex_unlock(&server->lock);
     if (result == 0)
-        result = sampler_run(&server->sampler, server->config.sample_hz);
+        result = sampler_rate(&server->sampler, server->config.sample_hz);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return result;
 }
@@ -212,8 +217,7 @@ int rl_server_start(const rl_config *config, rl_server **out, char *where, size_
     const rl_policy *policy = server ? keep_policy(server, &config->policy) : NULL;
     int result = policy ? 0 : -ENOMEM;
     if (result == 0)
-        result = sampler_init(&server->sampler, config->workers, sizeof(rl_sample),
-                              config->sample_capacity);
+        result = sampler_init(&server->sampler, config->workers);
     for (int i = 0; result == 0 && i < config->workers; i++)
         result = prepare_worker(server, i, policy);
     if (result == 0)
@@ -399,8 +403,7 @@ static void end_threads(rl_server *server)
             pthread_join(server->workers[i].thread, NULL);
     if (server->pool.threads)
         pool_close(&server->pool);
-    if (server->sampler.capacity)
-        sampler_close(&server->sampler);
+    sampler_close(&server->sampler);
 }
 
 static void free_worker(struct ring_worker *rw)

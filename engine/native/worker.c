@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "model.h"
+#include "sampler.h"
 
 #define REAP_BATCH 64
 #define HOUSE_EVERY 4 /* iterations between two looks at the timeouts */
@@ -177,10 +178,12 @@ void worker_decide(struct worker *w)
 
 void worker_wait(struct worker *w)
 {
+    int64_t slept_from = w->now;
     STORE(w->count.waiting, 1);
     int result = w->ops->wait(w, &w->next);
-    STORE(w->count.waiting, 0);
     STORE(w->now, w->ops->now(w));
+    sampled_tick(w->sampled, w->could_block ? slept_from : w->now, w->now);
+    STORE(w->count.waiting, 0);
     w->woke = w->now;
     if (result == -ETIME)
         ADD(w->count.etime, 1);
