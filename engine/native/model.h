@@ -132,6 +132,8 @@ struct ops {
     void (*pause)(struct worker *w, int64_t ms); /* a handler's time; cut short when closing */
     void (*wake)(struct worker *w);
     int64_t (*now)(struct worker *w);
+    /* A wait is over: w->now is its end. It slept since from; from == w->now: not at all. */
+    void (*woke)(struct worker *w, int64_t from);
 };
 
 /* ---- a worker ------------------------------------------------------------------------------ */
@@ -157,7 +159,6 @@ struct worker {
     struct handler_counters handled;
     const struct ops *ops;
     void *backend;
-    struct sampled *sampled; /* NULL on the scripted backend */
     int64_t *settings; /* RL_SETTINGS of them, shared, read relaxed */
     decide_fn decide[RL_DECISIONS];
     const rl_policy *policy; /* the one in force; never changed once it was put here */

@@ -217,6 +217,11 @@ static void epoll_wake(struct relay *r)
     (void)written; /* a full counter wakes as well */
 }
 
+static void epoll_woke(struct relay *r, int64_t from)
+{
+    sampled_tick(&self_of(r)->sampled, from, r->now);
+}
+
 const struct relay_ops relay_epoll_ops = {
     .wait = epoll_wait_once,
     .watch = epoll_watch,
@@ -232,4 +237,5 @@ const struct relay_ops relay_epoll_ops = {
     .close = epoll_close,
     .now = epoll_now,
     .wake = epoll_wake,
+    .woke = epoll_woke,
 };

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "relay_model.h"
-#include "sampler.h"
 
 #define ACCEPT_BATCH 64
 #define ACCEPT_BACKOFF (100 * RL_MS)
@@ -44,7 +43,7 @@ void relay_free(struct relay *r)
 void relay_begin(struct relay *r)
 {
     STORE(r->now, r->ops->now(r));
-    r->level = rule(r, RL_RELAY_RULE_ENGINE, NULL);
+    STORE(r->level, rule(r, RL_RELAY_RULE_ENGINE, NULL));
     end_want(r, &r->listener, READ);
 }
 
@@ -162,7 +161,7 @@ int relay_wait(struct relay *r)
     int result = r->ops->wait(r, r->next.timeout_ns);
     if (r->could_block)
         STORE(r->now, r->ops->now(r));
-    sampled_tick(r->sampled, r->could_block ? slept_from : r->now, r->now);
+    r->ops->woke(r, r->could_block ? slept_from : r->now);
     STORE(r->count.waiting, 0);
     r->roused = !r->could_block || result > 0;
     if (result > 0)

@@ -155,6 +155,8 @@ struct relay_ops {
     void (*close)(struct relay *r, struct end *e);
     int64_t (*now)(struct relay *r);
     void (*wake)(struct relay *r); /* any thread */
+    /* A wait is over: r->now is its end. It slept since from; from == r->now: not at all. */
+    void (*woke)(struct relay *r, int64_t from);
 };
 
 /* ---- the relay ----------------------------------------------------------------------------- */
@@ -165,7 +167,6 @@ struct relay {
     rl_relay_counters count __attribute__((aligned(RL_CACHE_LINE)));
     const struct relay_ops *ops;
     void *backend;
-    struct sampled *sampled; /* NULL on the scripted backend */
     int64_t *settings; /* RL_RELAY_SETTINGS of them, shared, read relaxed */
     int32_t answers[RL_RELAY_RULES]; /* of each rule: 0, 1 or ASKED */
     const rl_relay_policy *policy;   /* the one in force; never changed once it was put here */

@@ -116,7 +116,6 @@ static rl_relay *relay_new(const rl_relay_config *config)
     relay->sampled.copy = copy_counters;
     relay->sampled.of = &relay->r;
     relay->sampled.waiting = &relay->r.count.waiting;
-    relay->r.sampled = &relay->sampled;
     relay->r.ops = &relay_epoll_ops;
     relay->r.backend = relay;
     relay->r.settings = relay->settings;

@@ -355,6 +355,11 @@ static int64_t ring_now(struct worker *w)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static void ring_woke(struct worker *w, int64_t from)
+{
+    sampled_tick(&ring_of(w)->sampled, from, w->now);
+}
+
 const struct ops ring_ops = {
     .ready = ring_ready,
     .pending = ring_pending,
@@ -376,6 +381,7 @@ const struct ops ring_ops = {
     .pause = pool_pause,
     .wake = ring_wake,
     .now = ring_now,
+    .woke = ring_woke,
 };
 
 int rl_probe(rl_ring_info *out)

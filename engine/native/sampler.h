@@ -60,10 +60,10 @@ void sampled_copy(const void *counters, uint64_t *to, size_t size);
 void sampled_keep(struct sampled *s, uint64_t from, uint64_t now);
 
 /* On the loop's own thread, as its wait returns at now. It slept since from; from == now: not at
- * all. s may be NULL: a loop without a thread. */
+ * all. */
 static inline void sampled_tick(struct sampled *s, int64_t from, int64_t now)
 {
-    if (s && (uint64_t)now >= __atomic_load_n(&s->due, __ATOMIC_RELAXED))
+    if ((uint64_t)now >= __atomic_load_n(&s->due, __ATOMIC_RELAXED))
         sampled_keep(s, (uint64_t)from, (uint64_t)now);
 }
 

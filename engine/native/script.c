@@ -286,6 +286,11 @@ static void op_lock(struct conn *c)
     pthread_mutex_lock(&c->lock);
 }
 
+static void op_woke(struct worker *w, int64_t from)
+{
+    (void)w, (void)from; /* a script is looked at between its steps */
+}
+
 const struct ops script_ops = {
     .ready = op_ready,
     .pending = op_pending,
@@ -307,4 +312,5 @@ const struct ops script_ops = {
     .pause = op_pause,
     .wake = op_wake,
     .now = op_now,
+    .woke = op_woke,
 };

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "model.h"
-#include "sampler.h"
 
 #define REAP_BATCH 64
 #define HOUSE_EVERY 4 /* iterations between two looks at the timeouts */
@@ -182,7 +181,7 @@ void worker_wait(struct worker *w)
     STORE(w->count.waiting, 1);
     int result = w->ops->wait(w, &w->next);
     STORE(w->now, w->ops->now(w));
-    sampled_tick(w->sampled, w->could_block ? slept_from : w->now, w->now);
+    w->ops->woke(w, w->could_block ? slept_from : w->now);
     STORE(w->count.waiting, 0);
     w->woke = w->now;
     if (result == -ETIME)
