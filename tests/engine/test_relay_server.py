@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import resource
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +28,7 @@ from lab.origin import Origin
 WINDOW_S = 0.2
 SPIN = 20_000  # waits a second; a quiet loop makes a handful, a spinning one more than 100,000
 SMALL = 4096
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def footprint() -> tuple[int, int]:
@@ -148,13 +153,13 @@ class Window:
 
 
 def come_to_rest(relay: SpliceRelay) -> None:
-    """Nothing has moved for a while."""
+    """Nothing has moved for longer than a TCP timer of a tiny window takes, 0.2 s."""
     def moved() -> tuple[Any, ...]:
         counts = relay.counters()
         return tuple(value for name, value in counts.items() if name.startswith("bytes_"))
 
     last, since = moved(), time.monotonic()
-    while time.monotonic() - since < 0.1:
+    while time.monotonic() - since < 0.25:
         time.sleep(0.02)
         if (now := moved()) != last:
             last, since = now, time.monotonic()
@@ -211,6 +216,51 @@ def test_b_the_last_block_comes_late(origin: Origin, policy: str, spins: bool) -
             assert 0.99 < tried < 1.01
         assert client.read_all()
         eventually(lambda: relay.counters()["responses"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "spins"),
+    [("before", True), ("after", False), ("recv-allowed", False), ("no-splice", False),
+     ("last-block", True)],
+)  # fmt: skip
+def test_d_the_end_of_a_chunk_is_not_taken(origin: Origin, policy: str, spins: bool) -> None:
+    with relay_of(origin, policy) as relay, Browser(relay) as client:
+        client.socket.sendall(
+            b"GET /object?size=260000&chunk=65000 HTTP/1.1\r\nConnection: close\r\n\r\n"
+        )
+        come_to_rest(relay)
+        Window(relay).check(spins)
+        _, _, body = client.rest().partition(b"\r\n\r\n")
+        assert b"".join(unchunk(body)) == content.body(0, 260_000)
+
+
+@pytest.mark.parametrize(
+    ("policy", "spins"),
+    [("before", True), ("after", False), ("recv-allowed", False), ("no-splice", False),
+     ("last-block", True), ("skip-send", True)],
+)  # fmt: skip
+def test_e_an_upload_that_the_origin_does_not_read(
+    origin: Origin, policy: str, spins: bool
+) -> None:
+    """The other direction: the client is the source, the origin the side that takes nothing."""
+    with relay_of(origin, policy) as relay, Browser(relay) as client:
+        client.socket.settimeout(30)
+        client.socket.sendall(
+            b"POST /object?size=5&noread=1&check=1 HTTP/1.1\r\nConnection: close\r\n"
+            b"Content-Length: 100000\r\n\r\n"
+        )
+        upload = threading.Thread(target=client.socket.sendall, args=(content.body(0, 100_000),))
+        upload.start()
+        try:
+            come_to_rest(relay)
+            Window(relay).check(spins)
+        finally:
+            origin.release()
+            upload.join()
+        # The origin has compared every byte of the body: 422 else.
+        got = client.rest()
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert got.endswith(b"\r\n\r\n" + content.body(0, 5))
 
 
 @pytest.mark.parametrize("engine", ["speculative", "level-triggered"])
@@ -445,6 +495,48 @@ def test_no_pipe_left_means_copying(origin: Origin) -> None:
         counts = relay.counters()
         assert int(counts["pipe_failures"]) > 0
         assert int(counts["bytes_copied_origin"]) > 500_000
+
+
+SMALL_PIPES = """
+import fcntl, os, resource, sys
+from pathlib import Path
+from tests.engine import test_relay_server as tests
+from lab.origin import Origin
+
+soft = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
+held = []
+while not held or fcntl.fcntl(held[-1][0], fcntl.F_GETPIPE_SZ) > 2 * resource.getpagesize():
+    held.append(os.pipe())
+    if len(held) > soft:
+        sys.exit("the limit was not met")
+with Origin(rcvbuf=tests.SMALL) as origin:
+    for policy in ("after", "later"):
+        tests.test_m_stalled_in_the_middle(origin, policy, "speculative")
+        tests.test_b_the_last_block_comes_late(origin, policy, False)
+        tests.test_d_the_end_of_a_chunk_is_not_taken(origin, policy, False)
+        tests.test_e_an_upload_that_the_origin_does_not_read(origin, policy, False)
+    tests.test_chunked_until_close_and_bodies_of_requests(origin, "after")
+"""
+
+
+def test_pipes_of_two_pages_are_enough() -> None:
+    """Past its soft limit a user's new pipes hold two pages: below every threshold of the relay.
+
+    Who may raise resource limits is exempt, so that ability is given up first.
+    """
+    command = [sys.executable, "-c", SMALL_PIPES]
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("no setpriv to give up CAP_SYS_RESOURCE with (Debian: util-linux)")
+        given_up = "-sys_resource,-sys_admin"
+        command = [setpriv, "--bounding-set", given_up, "--inh-caps", given_up, *command]
+    pages = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
+    if not 0 < pages <= 65_536:
+        pytest.skip(f"fs.pipe-user-pages-soft is {pages}: no limit to be met here")
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100,
+                           check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 # -- its life --------------------------------------------------------------------------------------
