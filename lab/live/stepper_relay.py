@@ -57,9 +57,8 @@ _PART = Range(1, 1, 2**24, "bytes")
 _COUNT = Range(1, 1, 64, "requests")
 _MS = Range(1, 0, 3_600_000, "ms")
 WHY_WORDS = {
-    "active": "a direction is ACTIVE, its handler runs every turn", "overdue":
-    "a deadline has passed", "deadline": "sleeps to the next deadline",
-    "event": "sleeps until an event",
+    "active": "a direction is ACTIVE", "overdue": "a deadline has passed",
+    "deadline": "sleeps to the next deadline", "event": "sleeps until an event",
 }
 
 
@@ -202,9 +201,15 @@ class RelayDriver(Driver):
         return self.action("returns", socket=self._at(side, socket), call=call, how=how, **more)
 
     @verb
-    def report(self, socket: int) -> Action:
-        """Chooses the one socket that the next wait reports, of those that are ready: others stay
-        so. A client that is not accepted yet stands for the listener."""
+    def report(self, socket: int | None = None) -> Action:
+        """Chooses the one socket that the next wait reports, of those that are ready (None: the
+        newest): others stay so. A client that is not accepted yet stands for the listener."""
+        if socket is None:
+            views = [self.script.socket(number) for number in range(self.script.sockets)]
+            ready = [at for at, view in enumerate(views) if view.ready_read or view.ready_write]
+            if not ready:
+                raise UsageError("epoll has nothing to report now")
+            socket = ready[-1]
         return self.action("report", socket=socket)
 
     @verb

@@ -79,22 +79,22 @@ def controls() -> list[Page]:
         group("Origin", choice("origin", "origin's socket"),
               press("responds", "It sends a head, and so much of the body", "respond", size="size",
                     sent="sent", chunk="chunk", **origin),
-              number("size", "bytes of the body", 60_000), unit("bytes, at once"),
+              number("size", "bytes of the body", 60_000), unit("at once"),
               number("sent", "bytes of the body that go at once; empty: all", empty="all"),
-              unit("chunks of"), number("chunk", "bytes of a chunk; 0: Content-Length", 0),
+              unit("chunks"), number("chunk", "bytes of a chunk; 0: Content-Length", 0),
               press("sends", "So much more of the body arrives", "send", size="more", **origin),
-              number("more", "bytes more", 3_000), unit("bytes"),
               press("reads", "It reads: its socket takes so much more", "takes", size="more",
                     **origin),
+              number("more", "bytes that the origin sends or reads", 3_000), unit("bytes"),
               press("FIN", "It closes", "fin", **origin),
               press("RST", "It resets", "reset", **origin)),
-        group("Kernel", unit("the next"), choice("call", "which call", ["read", "write"]),
+        group("Kernel", unit("next"), choice("call", "which call", ["read", "write"]),
               unit("on"), choice("on", "on which socket"), unit("returns"),
               choice("how", "what it returns", ["full", "short", "EAGAIN", "FIN", "reset"]),
               unit("short by"), number("short", "bytes that a short call lacks", 100),
               press("choose", "The next call of that kind returns this", "returns", socket="on",
                     call="call", how="how", short="short"),
-              unit("epoll reports"), choice("ready", "the socket that epoll reports"),
+              unit("epoll"), choice("ready", "the socket that epoll reports"),
               press("first", "The next wait reports that one alone", "report", socket="ready")),
         group("Time", number("ms", "milliseconds that pass", 1_000), unit("ms"),
               press("pass", "Time passes", "advance", ms="ms"),
@@ -151,11 +151,11 @@ def state_html(now: RelaySeen) -> str:
     """The wait and the handler in words, the sockets and the channels as tables."""
     parts = [f"<p><strong>The wait:</strong> {html.escape(_wait(now))} "
              f"<strong>The last handler:</strong> {_handler(now)}</p>"]
-    parts.append(_table(("", "read", "write", "to be read", "room", "delivered", "epoll says",
-                         "next read / write"),
+    parts.append(_table(("", "read", "write", "unread", "room", "delivered", "also"),
                         [_socket(now, each) for each in now.sockets if not each.view.closed],
                         "nobody is connected"))
-    parts.append(_table(("", "message", "to_forward", "pipe", "buffer", "flags"),
+    parts.append(_table(("", "message", "to_forward", "pipe", "buffer, to send",
+                         "buffer, for HTTP", "also"),
                         [row for each in now.sessions for row in _channels(now, each)],
                         "no session, so no channel"))
     if now.closes:
@@ -168,7 +168,7 @@ def _wait(now: RelaySeen) -> str:
     if now.ended == "ready":
         ended = f"it returned at once with {_count(now.events, 'event')}"
     decided = f"timeout {now.timeout}" if now.wait else now.timeout
-    wasted = f" {_count(now.wasted, 'turn')} in a row without progress." if now.wasted else ""
+    wasted = f" {now.wasted:,} turns in a row without progress." if now.wasted > 1 else ""
     return f"{decided}. {ended[:1].upper()}{ended[1:]}{'.' if ended else ''}{wasted}"
 
 
@@ -179,21 +179,24 @@ def _handler(now: RelaySeen) -> str:
     whose = "the listener" if ran.slot < 0 else f"the {ran.side}"
     text = f"the {ran.direction} handler of {whose}: "
     if ran.noop:
-        row = f", the {now.noops:,}th in a row" if now.noops > 3 else ""
-        return (f"{text}<strong>a no-op</strong>{row} (no system call on its socket, and still "
+        row = f"{now.noops:,} in a row: " if now.noops > 1 else ""
+        return (f"{text}<strong>a no-op</strong> ({row}no system call on its socket, and still "
                 f"{ran.after.upper()}).")
     return f"{text}{html.escape(_effect(now))}."
 
 
 def _table(heads: tuple[str, ...], rows: list[str], nothing: str) -> str:
-    top = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads)
+    also = ' class="rl-also"'
+    top = "".join(f'<th scope="col"{also if head == "also" else ""}>{html.escape(head)}</th>'
+                  for head in heads)
     body = "".join(rows) or f'<tr><td colspan="{len(heads)}">{nothing}</td></tr>'
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cells(name: str, cells: list[str]) -> str:
+def _cells(name: str, cells: list[str], also: list[str]) -> str:
     return (f'<tr><th scope="row">{html.escape(name)}</th>'
-            + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+            + "".join(f"<td>{cell}</td>" for cell in cells)
+            + f'<td class="rl-also">{"; ".join(also) or "·"}</td></tr>')
 
 
 def _socket(now: RelaySeen, socket: SocketSeen) -> str:
@@ -204,19 +207,30 @@ def _socket(now: RelaySeen, socket: SocketSeen) -> str:
             reads, writes = session.request.read.upper(), session.response.write.upper()
         elif socket.number == session.origin_fd:
             reads, writes = session.response.read.upper(), session.request.write.upper()
-    ready = [word for word, is_so in (("IN", view.ready_read), ("OUT", view.ready_write)) if is_so]
-    got = f"{view.delivered:,}"
-    if view.side == "client":
-        got += f" of {socket.due:,}" + (", in order" if socket.in_order else
-                                        ", <strong>out of order</strong>")
-    chosen = " / ".join(word.upper() if word == "eagain" else word or "·"
-                        for word in (view.next_read, view.next_write))
-    owed = f" (+ {socket.owed:,} to come)" if socket.owed else ""
     return _cells(f"{view.side} {socket.number}", [
-        _interest(reads), _interest(writes), f"{view.unread:,}{owed}",
-        f"{view.room:,}" if view.room < 1 << 38 else "no end", got, " ".join(ready) or "·",
-        chosen if chosen != "· / ·" else "·",
-    ])
+        _interest(reads), _interest(writes), f"{view.unread:,}",
+        f"{view.room:,}" if view.room < 1 << 38 else "no end", f"{view.delivered:,}",
+    ], _also(socket))
+
+
+def _also(socket: SocketSeen) -> list[str]:
+    """What of a socket is not always so."""
+    view, out = socket.view, []
+    ready = " ".join(word for word, is_so in (("IN", view.ready_read), ("OUT", view.ready_write))
+                     if is_so)
+    if ready:
+        out.append(f"epoll says {ready}")
+    for call, chosen in (("read", view.next_read), ("write", view.next_write)):
+        if chosen:
+            out.append(f"next {call}: {'EAGAIN' if chosen == 'eagain' else chosen}")
+    if not socket.in_order:
+        out.append("<strong>bytes out of order</strong>")
+    elif socket.due:
+        whole = view.delivered == socket.due
+        out.append("every byte, in order" if whole else f"in order, of {socket.due:,}")
+    if socket.owed:
+        out.append(f"{socket.owed:,} bytes yet to be sent to the relay")
+    return out
 
 
 def _interest(word: str) -> str:
@@ -226,7 +240,7 @@ def _interest(word: str) -> str:
 def _channels(now: RelaySeen, session: SessionView) -> list[str]:
     more = f" {session.slot}" if len(now.sessions) > 1 else ""
     return [_channel(now, f"{name}{more}", ch) for name, ch in (
-        ("request, to the origin", session.request), ("response, to the client", session.response))]
+        ("request", session.request), ("response", session.response))]
 
 
 def _channel(now: RelaySeen, name: str, ch: ChannelView) -> str:
@@ -237,13 +251,11 @@ def _channel(now: RelaySeen, name: str, ch: ChannelView) -> str:
     ) if is_so]
     low = ch.piped and 0 <= ch.to_forward < MIN_SPLICE
     forward = "no end" if ch.to_forward < 0 else f"{ch.to_forward:,}"
-    held = ([f"{ch.scheduled:,} to send"] if ch.scheduled else []) + (
-        [f"{ch.awaiting:,} for the HTTP layer"] if ch.awaiting else [])
+    full = " (full)" if ch.piped >= now.pipe_size else ""
     return _cells(name, [
         {"head": "awaits a head", "length": "body", "done": "read whole"}.get(
             ch.message, ch.message.replace("-", " ")),
         f"<strong>{forward}</strong>" if low else forward,
-        (f"<strong>{ch.piped:,}</strong>" if ch.piped else "0") + f" of {now.pipe_size:,}",
-        " + ".join(held) or "empty",
-        ", ".join(flags) or "·",
-    ])
+        f"<strong>{ch.piped:,}</strong>{full}" if ch.piped else "0",
+        f"{ch.scheduled:,}", f"{ch.awaiting:,}",
+    ], flags)

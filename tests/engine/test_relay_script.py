@@ -503,6 +503,6 @@ def test_a_fresh_script_begins_as_the_old_one_was_made() -> None:
 def test_a_number_out_of_its_range_is_refused_in_one_line(do: Callable[..., object]) -> None:
     script = RelayScript("before")
     script.accept()
-    with pytest.raises(UsageError, match="not allowed|choose from") as caught:
+    with pytest.raises(UsageError, match=r"not allowed|choose from") as caught:
         do(script)
     assert "\n" not in str(caught.value)

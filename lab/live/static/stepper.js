@@ -126,6 +126,9 @@ class StepperPage {
         select.value = chosen;
       }
       select.disabled = offered.length === 0;
+      if (select.disabled) {
+        select.append(el("option", { value: "" }, "none"));
+      }
     }
   }
 
