@@ -175,6 +175,28 @@ RELAY = Tables(
 )
 
 
+# -- what the scripted engines are told ----------------------------------------------------------
+
+_AT_ONCE = 2**40  # bytes; far more than any script moves, far less than C overflows at
+NUMBER = Range(0, 0, 2**31 - 1, "(numbered from 0)")
+BYTES = Range(0, 0, _AT_ONCE, "bytes")
+TIMES = Range(0, 0, 2**31 - 1, "calls")
+ERRNO = Range(0, 0, 4095, "(an errno; 0: none)")
+PASSING = Range(0, 0, 2**53, "ns")
+
+
+def whole(name: str, value: Any, entry: Range) -> int:
+    """A checked whole number; UsageError with the value, the range and the unit."""
+    return int(entry.check(name, value))
+
+
+def octets(name: str, value: Any) -> bytes:
+    """Bytes that go to the engine; UsageError for what is none."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise UsageError(f"{name}={value!r:.60} is not allowed: bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
 def enum_value(entry: Range | Words, word: Setting) -> int:
     """The C number of a checked start parameter."""
     return words(entry.enum).index(str(word)) if isinstance(entry, Words) else int(word)

@@ -14,8 +14,18 @@ from engine.binding import native, words
 from engine.counters import RELAY as LAYOUT
 from engine.counters import flatten
 from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
-from engine.errors import UsageError, check
-from engine.parameters import Range, Setting
+from engine.errors import UsageError, check, unknown
+from engine.parameters import (
+    BYTES,
+    ERRNO,
+    NUMBER,
+    PASSING,
+    TIMES,
+    Range,
+    Setting,
+    octets,
+    whole,
+)
 from engine.relay_policy import RELAY
 from engine.relay_views import (
     HandlerRun,
@@ -31,8 +41,15 @@ from engine.relay_views import (
 )
 
 _OUTPUT_BYTES = 1 << 20  # that one native call copies
+_OUTCOMES = ("full", "short", "eagain")
 _ENDS = {-errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
 ROOM = 1 << 40
+_SHORT = Range(1, 1, 2**40, "bytes")
+_PIPE = Range(65_536, 1, 2**30, "bytes")
+
+
+def _socket(number: Any) -> int:
+    return whole("socket", number, NUMBER)
 
 
 class RelayScript:
@@ -46,8 +63,8 @@ class RelayScript:
     :param settings: live settings of the relay (``client_timeout_ms``, ...) and decisions.
 
     Sockets are numbered from 0 in the order in which they came to be, clients and origins alike.
-    Every method raises the PolicyError that stopped the relay, if one did, and EngineError for a
-    call that does not fit.
+    Every method raises the PolicyError that stopped the relay, if one did, UsageError for a number
+    out of its range, and EngineError for a call that does not fit.
     """
 
     def __init__(
@@ -69,14 +86,13 @@ class RelayScript:
         names = [name for name in settings if name in parameters.RELAY.live]
         live = {name: settings.pop(name) for name in names}
         choices = parameters.RELAY.check_keywords(settings, RELAY.methods())
+        self._made = {**start, "pipe_size": whole("pipe_size", pipe_size, _PIPE),
+                      "auto_connect": bool(auto_connect), "room": whole("room", room, BYTES)}
         self._settings = parameters.RELAY.defaults() | parameters.RELAY.check_live(live)
         self._policy = RELAY.resolve(policy, **choices)
         self._callers: list[own_policy.Caller] = []
         config = ffi.new("rl_relay_script_config *")
-        config.pipe_size = int(Range(65_536, 1, 2**30, "bytes").check("pipe_size", pipe_size))
-        config.room = int(Range(ROOM, 0, 2**62, "bytes").check("room", room))
-        config.auto_connect = bool(auto_connect)
-        for name, value in start.items():
+        for name, value in self._made.items():
             setattr(config, name, int(value))
         parameters.RELAY.fill(config.settings, self._settings)
         self._keep(own_policy.fill(RELAY, config.policy, self._policy))
@@ -99,6 +115,17 @@ class RelayScript:
         """Raises the PolicyError (its cause: what the policy raised) that stopped the relay."""
         for caller in self._callers:
             caller.raise_error()
+
+    def fresh(self, policy: AnyPolicy | None = None) -> RelayScript:
+        """A new script that begins as this one would now: its sizes, its settings, its policy (or
+        another one), but nothing of what was done."""
+        given: dict[str, Any] = self._made | self._settings
+        return RelayScript(self._policy if policy is None else policy, **given)
+
+    @property
+    def pipe_size(self) -> int:
+        """Bytes that a pipe holds."""
+        return int(self._made["pipe_size"])
 
     # -- settings and policy --------------------------------------------------------------------
 
@@ -135,39 +162,61 @@ class RelayScript:
 
     def input(self, socket: int, data: bytes) -> None:
         """Bytes arrive on a socket, from its client or origin."""
-        self._call("input", socket, data, len(data))
+        data = octets("data", data)
+        self._call("input", _socket(socket), data, len(data))
 
     def fin(self, socket: int) -> None:
         """The other end closes its direction."""
-        self._call("fin", socket)
+        self._call("fin", _socket(socket))
 
     def reset(self, socket: int) -> None:
         """The other end resets: what has arrived and was not read is lost."""
-        self._call("reset", socket)
+        self._call("reset", _socket(socket))
 
     def room(self, socket: int, size: int) -> None:
         """Sets how many bytes a socket takes from now on before it says EAGAIN."""
-        self._call("room", socket, size)
+        self._call("room", _socket(socket), whole("size", size, BYTES))
 
     def grain(self, socket: int, size: int) -> None:
         """At most so many bytes pass in a call on that socket; 0: no limit."""
-        self._call("grain", socket, size)
+        self._call("grain", _socket(socket), whole("size", size, BYTES))
 
     def again(self, socket: int, reads: int = 0, writes: int = 0) -> None:
         """The next so many calls of either direction say EAGAIN, whatever there is."""
-        self._call("again", socket, reads, writes)
+        counts = whole("reads", reads, TIMES), whole("writes", writes, TIMES)
+        self._call("again", _socket(socket), *counts)
+
+    def next_call(self, socket: int, direction: str, outcome: str, short: int = 1) -> None:
+        """Chooses what the next call of one direction (``read``: recv or splice into a pipe,
+        ``write``: send or splice out of one) on that socket comes to.
+
+        ``full``: all that it asks for (a read: of what has arrived), whatever the room;
+        ``short``: ``short`` bytes less, but one at least; ``eagain``: nothing.
+        """
+        if direction not in ("read", "write"):
+            raise unknown("direction", str(direction), ("read", "write"))
+        if outcome not in _OUTCOMES:
+            raise unknown("outcome", str(outcome), _OUTCOMES)
+        less = whole("short", short, _SHORT)
+        self._call("next", _socket(socket), direction == "write", _OUTCOMES.index(outcome), less)
+
+    def report(self, socket: int) -> None:
+        """The next wait reports this socket alone; what else is ready, a later one. A client that
+        is not accepted yet stands for the listener. EngineError (EAGAIN) when it is not ready."""
+        self._call("report", _socket(socket))
 
     def connected(self, socket: int, error: int = 0) -> None:
         """An origin's connect ends: well, or with that errno."""
-        self._call("connected", socket, -error)
+        self._call("connected", _socket(socket), -whole("error", error, ERRNO))
 
     def refuse(self, *, connect: int = 0, accept: int = 0, pipe: int = 0) -> None:
         """The errno that each of these calls fails with from now on; 0: none."""
-        self._call("refuse", connect, accept, pipe)
+        given = {"connect": connect, "accept": accept, "pipe": pipe}
+        self._call("refuse", *(whole(name, value, ERRNO) for name, value in given.items()))
 
     def advance(self, ns: int) -> int:
         """Virtual time passes; returns what it is now, in ns."""
-        return self._call("advance", ns)
+        return self._call("advance", whole("ns", ns, PASSING))
 
     def stop(self) -> None:
         """The modelled stop: a flag that the loop sees at the top of a turn."""
@@ -203,6 +252,11 @@ class RelayScript:
         out = ffi.new("rl_relay_step *")
         return handler_run(out) if self._call("handler", out) else None
 
+    def due(self) -> HandlerRun | None:
+        """The handler that :meth:`handler` would run next, not run yet; None: there is none."""
+        out = native()[0].new("rl_relay_step *")
+        return handler_run(out) if self._call("due", out) else None
+
     def turn(self) -> str:
         """All phases, from a decision on; how its wait ended, or ``left``."""
         if self.phase("decide") == "left":
@@ -222,13 +276,13 @@ class RelayScript:
     def socket(self, number: int) -> SocketView:
         """A socket, as it is now."""
         out = native()[0].new("rl_relay_socket *")
-        self._call("socket", number, out)
+        self._call("socket", _socket(number), out)
         return socket_view(out)
 
     def session(self, slot: int = 0) -> SessionView:
         """A session, as it is now; EngineError (ENOTCONN) when there is none."""
         out = native()[0].new("rl_relay_view *")
-        self._call("session", slot, out)
+        self._call("session", whole("slot", slot, NUMBER), out)
         return session_view(out)
 
     def loop(self) -> RelayLoopView:
@@ -250,7 +304,7 @@ class RelayScript:
         buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
         pieces: list[bytes] = []
         at = 0
-        while copied := self._call("output", socket, buffer, at, _OUTPUT_BYTES):
+        while copied := self._call("output", _socket(socket), buffer, at, _OUTPUT_BYTES):
             pieces.append(bytes(ffi.buffer(buffer, copied)))
             at += copied
         return b"".join(pieces)

@@ -142,6 +142,12 @@ class SocketView:
     """Bytes that the relay has sent."""
     room: int
     """Bytes that it takes before EAGAIN."""
+    ready_read: bool
+    """What a wait would report of it now."""
+    ready_write: bool
+    next_read: str
+    """What was chosen for its next call: ``full``, ``short`` or ``eagain``; empty: nothing."""
+    next_write: str
 
 
 ENGINES = ("speculative", "level-triggered")
@@ -202,5 +208,10 @@ def handler_run(c: Any) -> HandlerRun:
 
 def socket_view(c: Any) -> SocketView:
     """From a ``rl_relay_socket``."""
-    view: SocketView = _plain(SocketView, c, side=words("rl_side")[c.side])
+    outcomes = words("rl_relay_outcome")
+    view: SocketView = _plain(
+        SocketView, c, side=words("rl_side")[c.side],
+        next_read=outcomes[c.next_read] if c.next_read >= 0 else "",
+        next_write=outcomes[c.next_write] if c.next_write >= 0 else "",
+    )
     return view

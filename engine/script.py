@@ -13,11 +13,16 @@ from engine import counters as counting
 from engine import own_policy, parameters
 from engine.binding import native, words
 from engine.errors import UsageError, check
-from engine.parameters import Setting
+from engine.parameters import BYTES, NUMBER, PASSING, Range, Setting, octets, whole
 from engine.policy import RING, AnyPolicy, ResolvedPolicy, method_name
 from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_view
 
 _OUTPUT_BYTES = 1 << 20  # that one native call copies
+_RESULT = Range(0, -4095, 2**31 - 1, "bytes, or a negative errno")
+
+
+def _slot(number: Any) -> int:
+    return whole("slot", number, NUMBER)
 
 
 class Script:
@@ -30,7 +35,8 @@ class Script:
         ...) and decisions.
 
     Slots number connections from 0. Every method raises the PolicyError that stopped the worker, if
-    one did, and EngineError for a slot that is not open (ENOENT) or a call that does not fit.
+    one did, UsageError for a number out of its range, and EngineError for a slot that is not open
+    (ENOENT) or a call that does not fit.
     """
 
     def __init__(
@@ -53,15 +59,16 @@ class Script:
                 "stop_grace_ms": stop_grace_ms,
             }
         )
+        self._made = {name: int(value) for name, value in start.items()} | {
+            "sq_entries": int(start["entries"]), "multishot_recv": bool(multishot_recv)}
+        self._made.pop("entries")
         live = {name: settings.pop(name) for name in list(settings) if name in parameters.LIVE}
         choices = parameters.RING.check_keywords(settings, RING.methods())
         self._settings = parameters.RING.defaults() | parameters.RING.check_live(live)
         self._policy = RING.resolve(policy, **choices)
         self._callers: list[own_policy.Caller] = []
         config = ffi.new("rl_script_config *")
-        config.sq_entries = int(start.pop("entries"))
-        config.multishot_recv = bool(multishot_recv)
-        for name, value in start.items():
+        for name, value in self._made.items():
             setattr(config, name, int(value))
         parameters.RING.fill(config.settings, self._settings)
         self._keep(own_policy.fill(RING, config.policy, self._policy))
@@ -82,6 +89,12 @@ class Script:
         """Raises the PolicyError (its cause: what the policy raised) that stopped the worker."""
         for caller in self._callers:
             caller.raise_error()
+
+    def fresh(self, policy: AnyPolicy | None = None) -> Script:
+        """A new script that begins as this one would now: its sizes, its settings, its policy (or
+        another one), but nothing of what was done."""
+        given: dict[str, Any] = self._made | self._settings
+        return Script(self._policy if policy is None else policy, **given)
 
     # -- settings and policy --------------------------------------------------------------------
 
@@ -135,30 +148,32 @@ class Script:
 
     def input(self, slot: int, data: bytes) -> None:
         """A client sends bytes."""
-        lib = native()[1]
-        self._call("input", lib.rl_script_input(self._script, slot, data, len(data)))
+        lib, data = native()[1], octets("data", data)
+        self._call("input", lib.rl_script_input(self._script, _slot(slot), data, len(data)))
 
     def eof(self, slot: int) -> None:
         """The client half-closes."""
-        self._call("eof", native()[1].rl_script_eof(self._script, slot))
+        self._call("eof", native()[1].rl_script_eof(self._script, _slot(slot)))
 
     def reset(self, slot: int) -> None:
         """The client resets the connection."""
-        self._call("reset", native()[1].rl_script_reset(self._script, slot))
+        self._call("reset", native()[1].rl_script_reset(self._script, _slot(slot)))
 
     # -- what the kernel does -------------------------------------------------------------------
 
     def room(self, slot: int, size: int) -> None:
         """Sets how many bytes the socket takes from direct writes."""
-        self._call("room", native()[1].rl_script_room(self._script, slot, size))
+        most = whole("size", size, BYTES)
+        self._call("room", native()[1].rl_script_room(self._script, _slot(slot), most))
 
     def send_done(self, slot: int, result: int) -> None:
         """The SEND in flight completes with ``result`` bytes, or a negative errno."""
-        self._call("send_done", native()[1].rl_script_send_done(self._script, slot, result))
+        sent = whole("result", result, _RESULT)
+        self._call("send_done", native()[1].rl_script_send_done(self._script, _slot(slot), sent))
 
     def lose_recv(self, slot: int) -> None:
         """The recv ends for want of a buffer (ENOBUFS)."""
-        self._call("lose_recv", native()[1].rl_script_lose_recv(self._script, slot))
+        self._call("lose_recv", native()[1].rl_script_lose_recv(self._script, _slot(slot)))
 
     def poke(self) -> None:
         """A completion of nobody's."""
@@ -166,19 +181,21 @@ class Script:
 
     def advance(self, ns: int) -> int:
         """Virtual time passes; returns what it is now, in ns."""
-        return self._call("advance", native()[1].rl_script_advance(self._script, ns))
+        passing = whole("ns", ns, PASSING)
+        return self._call("advance", native()[1].rl_script_advance(self._script, passing))
 
     # -- what a handler thread does -------------------------------------------------------------
 
     def handler_begin(self, slot: int) -> bool:
         """The slot's handler takes its lock; False: it has no request to handle."""
         return bool(
-            self._call("handler_begin", native()[1].rl_script_handler_begin(self._script, slot))
+            self._call("handler_begin",
+                       native()[1].rl_script_handler_begin(self._script, _slot(slot)))
         )
 
     def handler_end(self, slot: int) -> None:
         """It answers, unlocks and hands the connection back."""
-        self._call("handler_end", native()[1].rl_script_handler_end(self._script, slot))
+        self._call("handler_end", native()[1].rl_script_handler_end(self._script, _slot(slot)))
 
     # -- what the worker does -------------------------------------------------------------------
 
@@ -226,7 +243,7 @@ class Script:
         """A connection, as it is now."""
         ffi, lib = native()
         out = ffi.new("rl_conn_view *")
-        self._call("conn", lib.rl_script_conn(self._script, slot, out))
+        self._call("conn", lib.rl_script_conn(self._script, _slot(slot), out))
         return conn_view(out)
 
     def loop(self) -> LoopView:
@@ -248,7 +265,7 @@ class Script:
         """Whether a recv is armed, and the bytes of the armed SEND (None: there is none)."""
         ffi, lib = native()
         size = ffi.new("int64_t *")
-        bits = self._call("pending", lib.rl_script_pending(self._script, slot, size))
+        bits = self._call("pending", lib.rl_script_pending(self._script, _slot(slot), size))
         return bool(bits & 1), int(size[0]) if bits & 2 else None
 
     def output(self, slot: int) -> bytes:
@@ -259,7 +276,7 @@ class Script:
         at = 0
         while True:
             copied = self._call(
-                "output", lib.rl_script_output(self._script, slot, buffer, at, _OUTPUT_BYTES)
+                "output", lib.rl_script_output(self._script, _slot(slot), buffer, at, _OUTPUT_BYTES)
             )
             if copied == 0:
                 return b"".join(pieces)

@@ -1,22 +1,27 @@
-"""The picture of the dirty-list case: the three conditions of the worker, and what moves it."""
+"""The automaton of a case as a picture: the conditions of its loop, and what moves it.
+
+That of the dirty list, with three conditions, is here; the relay's is in
+:mod:`lab.automaton_splice`.
+"""
 
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from lab import palette
 from lab.runs import Run
 from lab.tables import figure, windows_line
 
-WIDTH, HEIGHT = 800, 330
+WIDTH = 800
 BOX = (204, 88)
 _FONT = "system-ui, 'Helvetica Neue', Arial, sans-serif"
 
 
 @dataclass(frozen=True)
-class _Place:
-    """One condition of the worker: name, colour, two lines about its wait, where its box is."""
+class Place:
+    """One condition of a loop: name, colour, two lines about its wait, where its box is."""
 
     name: str
     colour: str
@@ -25,25 +30,44 @@ class _Place:
     y: int
 
 
-PLACES = (
-    _Place("IDLE", palette.BLUE, ("waits with a timeout (3b)", "of 25 ms: 40 waits a second"),
-           16, 121),
-    _Place("PARKED", palette.PURPLE, ("waits without a timeout (3a)", "no CPU, deaf to stop"),
-           580, 18),
-    _Place("SPIN", palette.VERMILION,
-           ("waits with a timeout of 0 (3b)", "every wait returns at once"), 580, 224),
-)
-# Which arm under the shipped policy shows a condition, and in which window.
-_SHOWN_BY = {"IDLE": ("async", "idle"), "PARKED": ("async", "stall"),
-             "SPIN": ("async+poked", "stall")}
-# Path, label lines, where the label is anchored.
-_ARROWS = (
-    ("M118 121 V46 H574", ("short write: a SEND is submitted, the list is not empty",), 346, 38,
-     "middle"),
-    ("M580 84 H400 V150 H226", ("the client reads:", "the SEND completes"), 410, 106, "start"),
-    ("M682 106 V218", ("a poke: any other", "completion, or a signal"), 672, 158, "end"),
-    ("M580 284 H118 V215", ("the client reads: the SEND completes, the list is empty",), 346, 276,
-     "middle"),
+Arrow = tuple[str, tuple[str, ...], int, int, str]
+"""Path, label lines, where the label is anchored, and with which end."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn, on 800 units of width."""
+
+    height: int
+    places: tuple[Place, ...]
+    arrows: tuple[Arrow, ...]
+    text: str
+    """The arrows in words."""
+    shown_by: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Which arm shows a condition under the shipped policy, and in which window."""
+
+
+DIRTY_LIST = Drawing(
+    330,
+    (
+        Place("IDLE", palette.BLUE, ("waits with a timeout (3b)", "of 25 ms: 40 waits a second"),
+              16, 121),
+        Place("PARKED", palette.PURPLE, ("waits without a timeout (3a)", "no CPU, deaf to stop"),
+              580, 18),
+        Place("SPIN", palette.VERMILION,
+              ("waits with a timeout of 0 (3b)", "every wait returns at once"), 580, 224),
+    ),
+    (
+        ("M118 121 V46 H574", ("short write: a SEND is submitted, the list is not empty",), 346,
+         38, "middle"),
+        ("M580 84 H400 V150 H226", ("the client reads:", "the SEND completes"), 410, 106, "start"),
+        ("M682 106 V218", ("a poke: any other", "completion, or a signal"), 672, 158, "end"),
+        ("M580 284 H118 V215", ("the client reads: the SEND completes, the list is empty",), 346,
+         276, "middle"),
+    ),
+    "IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any completion that is not the "
+    "SEND's, or a signal. PARKED or SPIN to IDLE: the client reads and the SEND completes.",
+    {"IDLE": ("async", "idle"), "PARKED": ("async", "stall"), "SPIN": ("async+poked", "stall")},
 )
 
 
@@ -51,19 +75,21 @@ _ARROWS = (
 class Automaton:
     """The drawing; with a run, each box carries what that run measured in it.
 
-    ``lit`` is the condition that a loop is in now (a name of ``PLACES``): it stands out, the others
-    fade. Empty: all alike.
+    ``lit`` is the condition that a loop is in now (a name of the drawing's places): it stands out,
+    the others fade. Empty: all alike.
     """
 
     run: Run | None = None
     lit: str = ""
+    drawing: Drawing = DIRTY_LIST
 
     def to_svg(self) -> str:
         """An SVG element that needs nothing else."""
-        boxes = "".join(self._place(place) for place in PLACES)
-        arrows = "".join(_arrow(*arrow) for arrow in _ARROWS)
+        boxes = "".join(self._place(place) for place in self.drawing.places)
+        arrows = "".join(_arrow(*arrow) for arrow in self.drawing.arrows)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+            f'viewBox="0 0 {WIDTH} {self.drawing.height}" '
             f'aria-label="{html.escape(self.to_text())}" '
             f'style="width:100%;max-width:{WIDTH}px;height:auto;display:block" '
             f'font-family="{_FONT}" font-size="12.5" fill="{palette.INK}">'
@@ -72,7 +98,7 @@ class Automaton:
             f"</marker></defs>{arrows}{boxes}</svg>"
         )
 
-    def _place(self, place: _Place) -> str:
+    def _place(self, place: Place) -> str:
         box = _box(place, self._measured(place.name))
         if not self.lit:
             return box
@@ -95,12 +121,10 @@ class Automaton:
     def to_text(self) -> str:
         """The same in words."""
         now = f"The loop is in {self.lit}. " if self.lit else ""
-        return (now + "IDLE to PARKED: a short write submits a SEND. PARKED to SPIN: any "
-                "completion that is not the SEND's, or a signal. PARKED or SPIN to IDLE: the "
-                "client reads and the SEND completes.")
+        return now + self.drawing.text
 
     def _measured(self, name: str) -> str:
-        arm, window = _SHOWN_BY[name]
+        arm, window = self.drawing.shown_by.get(name, ("", ""))
         for row in self.run.arms if self.run is not None else []:
             figures = row["windows"].get(window)
             if (row["arm"], row["policy"]) == (arm, "shipped") and figures:
@@ -111,7 +135,7 @@ class Automaton:
         return {"text/html": self.to_html(), "text/plain": self.to_text()}
 
 
-def _box(place: _Place, measured: str) -> str:
+def _box(place: Place, measured: str) -> str:
     width, height = BOX
     ink = palette.ink_on(place.colour)
     middle = place.x + width // 2

@@ -290,7 +290,19 @@ typedef struct {
     uint64_t unread;      /* bytes that have arrived and that the relay has not taken */
     uint64_t delivered;   /* bytes that the relay has sent */
     int64_t room;         /* bytes that it takes before EAGAIN */
+    uint8_t ready_read;   /* what a wait would report of it now */
+    uint8_t ready_write;
+    int32_t next_read;    /* enum rl_relay_outcome of its next recv or splice; -1: not chosen */
+    int32_t next_write;   /* of its next send, or splice out of a pipe */
 } rl_relay_socket;
+
+/* What one call on a socket comes to, whatever it would come to by itself. */
+enum rl_relay_outcome {
+    RL_RELAY_OUTCOME_FULL,   /* all that is asked for; of a read: all that has arrived */
+    RL_RELAY_OUTCOME_SHORT,  /* so many bytes less, but one at least */
+    RL_RELAY_OUTCOME_EAGAIN,
+    RL_RELAY_OUTCOMES
+};
 
 typedef struct {
     int32_t max_sessions;
@@ -317,6 +329,12 @@ int rl_relay_script_room(rl_relay_script *script, int socket, int64_t bytes);
 int rl_relay_script_grain(rl_relay_script *script, int socket, int64_t bytes); /* most a call */
 int rl_relay_script_again(rl_relay_script *script, int socket, int reads, int writes);
     /* so many calls of either direction say EAGAIN first, whatever there is */
+/* What the next call of one direction comes to; bytes: how many less, for SHORT. */
+int rl_relay_script_next(rl_relay_script *script, int socket, int write, int outcome,
+                         int64_t bytes);
+/* The next wait reports this socket alone, if it is ready by then; the others stay ready. A client
+ * that is not accepted yet stands for the listener. -EAGAIN: it is not ready. */
+int rl_relay_script_report(rl_relay_script *script, int socket);
 int rl_relay_script_connected(rl_relay_script *script, int socket, int result); /* 0, -errno */
 int rl_relay_script_refuse(rl_relay_script *script, int connect_error, int accept_error,
                            int pipe_error); /* what these calls fail with from now on; 0: not */
@@ -326,6 +344,7 @@ int64_t rl_relay_script_advance(rl_relay_script *script, int64_t ns);
  * DECIDE returns 1 when the loop was left. wait, if not NULL, is the one decided last. */
 int rl_relay_script_phase(rl_relay_script *script, int phase, rl_relay_wait *wait);
 int rl_relay_script_handler(rl_relay_script *script, rl_relay_step *out); /* 0: none is due */
+int rl_relay_script_due(rl_relay_script *script, rl_relay_step *out); /* the same, not run yet */
 int rl_relay_script_sockets(const rl_relay_script *script);
 int rl_relay_script_socket(rl_relay_script *script, int socket, rl_relay_socket *out);
 int rl_relay_script_session(rl_relay_script *script, int slot, rl_relay_view *out);

@@ -64,7 +64,7 @@ static bool writable(const struct socket *k)
     return !k->connecting && (k->room > 0 || k->reset || k->connect_error);
 }
 
-static uint8_t ready_bits(struct socket *k)
+static uint8_t ready_bits(const struct socket *k)
 {
     uint8_t bits = 0;
     if (readable(k) && (!k->edge || k->anew))
@@ -77,24 +77,50 @@ static uint8_t ready_bits(struct socket *k)
     return bits;
 }
 
+static bool unaccepted(const struct socket *k)
+{
+    return k->side == RL_SIDE_CLIENT && !k->accepted;
+}
+
 static bool waits_for_accept(const rl_relay_script *s)
 {
     for (int i = 0; i < s->count; i++)
-        if (s->sockets[i]->side == RL_SIDE_CLIENT && !s->sockets[i]->accepted)
+        if (unaccepted(s->sockets[i]))
             return true;
     return false;
+}
+
+static bool listener_ready(const rl_relay_script *s)
+{
+    return s->listener_watched && (waits_for_accept(s) || s->accept_error);
+}
+
+uint8_t script_ready(const rl_relay_script *s, const struct socket *k)
+{
+    if (unaccepted(k))
+        return listener_ready(s) ? BIT_READ : 0;
+    return k->end ? ready_bits(k) : 0;
+}
+
+/* Whom this wait may report; NULL: all. A choice that is not ready any more does not hold. */
+static const struct socket *chosen(rl_relay_script *s)
+{
+    const struct socket *k = s->only ? s->sockets[s->only - 1] : NULL;
+    s->only = 0;
+    return k && script_ready(s, k) ? k : NULL;
 }
 
 static int report_ready(rl_relay_script *s)
 {
     int n = 0;
-    if (s->listener_watched && (waits_for_accept(s) || s->accept_error)) {
+    const struct socket *only = chosen(s);
+    if (listener_ready(s) && (!only || unaccepted(only))) {
         end_report(&s->r, &s->r.listener, BIT_READ);
         n++;
     }
     for (int i = 0; i < s->count; i++) {
         struct socket *k = s->sockets[i];
-        uint8_t bits = k->end ? ready_bits(k) : 0;
+        uint8_t bits = k->end && (!only || k == only) ? ready_bits(k) : 0;
         if (!bits)
             continue;
         k->anew = false; /* an edge is told once */
@@ -141,7 +167,7 @@ static int op_accept(struct relay *r)
 {
     rl_relay_script *s = script_of(r);
     for (int i = 0; i < s->count; i++) {
-        if (s->sockets[i]->side != RL_SIDE_CLIENT || s->sockets[i]->accepted)
+        if (!unaccepted(s->sockets[i]))
             continue;
         if (s->accept_error)
             return -s->accept_error;
@@ -200,14 +226,23 @@ static int refusal(struct socket *k, enum dir dir)
     return k->reset && (dir == WRITE || !unread(&k->arrived)) ? -k->reset : 0;
 }
 
+/* So many bytes as whoever drives this lets the call have: it was chosen for one call. */
+static size_t allowed(struct socket *k, enum dir dir, size_t n)
+{
+    size_t cut = (size_t)k->cut[dir];
+    if (k->grain && !k->all[dir] && n > (size_t)k->grain)
+        n = (size_t)k->grain;
+    k->cut[dir] = 0;
+    k->all[dir] = false;
+    return n > cut ? n - cut : n > 0;
+}
+
 static ssize_t readable_now(struct socket *k, size_t size)
 {
     int refused = refusal(k, READ);
     if (refused)
         return refused;
     size_t n = least(size, unread(&k->arrived));
-    if (k->grain && n > (size_t)k->grain)
-        n = (size_t)k->grain;
     return n ? (ssize_t)n : k->fin ? 0 : -EAGAIN;
 }
 
@@ -216,6 +251,7 @@ static ssize_t op_recv(struct end *e, void *to, size_t size)
     struct socket *k = bound(e);
     ssize_t n = readable_now(k, size);
     if (n > 0) {
+        n = (ssize_t)allowed(k, READ, (size_t)n);
         memcpy(to, k->arrived.data + k->arrived.at, (size_t)n);
         k->arrived.at += (size_t)n;
     }
@@ -227,11 +263,11 @@ static ssize_t deliver(struct socket *k, const uint8_t *from, size_t size)
     int refused = refusal(k, WRITE);
     if (refused)
         return refused;
+    if (k->all[WRITE] && k->room < (int64_t)size)
+        k->room = (int64_t)size;
     if (k->room <= 0)
         return -EAGAIN;
-    size_t n = least(size, (size_t)k->room);
-    if (k->grain && n > (size_t)k->grain)
-        n = (size_t)k->grain;
+    size_t n = allowed(k, WRITE, least(size, (size_t)k->room));
     if (!script_bytes(&k->delivered, from, n))
         return -ENOMEM;
     k->room -= (int64_t)n;
@@ -253,7 +289,7 @@ static ssize_t op_splice_in(struct end *e, struct pipe *pipe, size_t size)
         return n;
     if (!space)
         return -EAGAIN;
-    n = (ssize_t)least((size_t)n, space);
+    n = (ssize_t)allowed(k, READ, least((size_t)n, space));
     if (!script_bytes(held, k->arrived.data + k->arrived.at, (size_t)n))
         return -ENOMEM;
     k->arrived.at += (size_t)n;

@@ -18,6 +18,8 @@ struct socket {
     struct bytes arrived, delivered;
     int64_t room, grain; /* grain 0: no limit */
     int again[DIRS];
+    int64_t cut[DIRS]; /* the next call moves so many bytes less; 0: not chosen */
+    bool all[DIRS];    /* the next call moves all that it can */
     uint8_t watched;
     bool edge, anew; /* anew: something arrived since the edge was armed */
 };
@@ -32,6 +34,7 @@ struct rl_relay_script {
     int count, cap;
     int connect_error, accept_error, pipe_error;
     int64_t now;
+    int only; /* the next wait reports this socket alone, plus one; 0: all that are ready */
     bool listener_watched, woken, left;
 };
 
@@ -39,6 +42,7 @@ extern const struct relay_ops relay_script_ops;
 
 struct socket *script_socket(const rl_relay_script *s, int number); /* NULL: there is none */
 struct socket *script_socket_new(rl_relay_script *s, uint8_t side);
+uint8_t script_ready(const rl_relay_script *s, const struct socket *k); /* BIT_* */
 bool script_bytes(struct bytes *to, const void *data, size_t size);
 
 static inline size_t unread(const struct bytes *b) { return b->size - b->at; }

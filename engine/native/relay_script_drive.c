@@ -149,6 +149,29 @@ int rl_relay_script_again(rl_relay_script *s, int number, int reads, int writes)
     return 0;
 }
 
+int rl_relay_script_next(rl_relay_script *s, int number, int write, int outcome, int64_t bytes)
+{
+    struct socket *k = script_socket(s, number);
+    enum dir dir = write ? WRITE : READ;
+    if (!k || outcome < 0 || outcome >= RL_RELAY_OUTCOMES || bytes < 0)
+        return -EINVAL;
+    k->again[dir] = outcome == RL_RELAY_OUTCOME_EAGAIN;
+    k->all[dir] = outcome == RL_RELAY_OUTCOME_FULL;
+    k->cut[dir] = outcome == RL_RELAY_OUTCOME_SHORT ? bytes : 0;
+    return 0;
+}
+
+int rl_relay_script_report(rl_relay_script *s, int number)
+{
+    const struct socket *k = script_socket(s, number);
+    if (!k)
+        return -EINVAL;
+    if (!script_ready(s, k))
+        return -EAGAIN;
+    s->only = number + 1;
+    return 0;
+}
+
 int rl_relay_script_connected(rl_relay_script *s, int number, int result)
 {
     struct socket *k = script_socket(s, number);
@@ -216,20 +239,49 @@ int rl_relay_script_handler(rl_relay_script *s, rl_relay_step *out)
     return !s->left && relay_handler(&s->r, out);
 }
 
+/* As relay_handler looks for it: what an earlier handler has stopped is passed over. */
+int rl_relay_script_due(rl_relay_script *s, rl_relay_step *out)
+{
+    for (struct link *l = s->r.run.next; l != &s->r.run && !s->left; l = l->next) {
+        const struct end *e = HOLDER(l, struct end, run);
+        for (enum dir dir = READ; dir < DIRS; dir++) {
+            if (!(e->due & (1 << dir)) || e->interest[dir] == RL_INTEREST_OFF)
+                continue;
+            *out = (rl_relay_step){
+                .slot = e->session ? (int32_t)e->session->slot : -1, .side = e->side,
+                .write = dir == WRITE, .before = e->interest[dir], .after = e->interest[dir],
+            };
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* ---- what can be seen ---------------------------------------------------------------------- */
 
 int rl_relay_script_sockets(const rl_relay_script *s) { return s->count; }
+
+/* What was chosen for its next call of that direction; -1: nothing. */
+static int32_t outcome(const struct socket *k, enum dir dir)
+{
+    if (k->again[dir])
+        return RL_RELAY_OUTCOME_EAGAIN;
+    return k->cut[dir] ? RL_RELAY_OUTCOME_SHORT : k->all[dir] ? RL_RELAY_OUTCOME_FULL : -1;
+}
 
 int rl_relay_script_socket(rl_relay_script *s, int number, rl_relay_socket *out)
 {
     const struct socket *k = script_socket(s, number);
     if (!k)
         return -EINVAL;
+    const uint8_t ready = script_ready(s, k);
     *out = (rl_relay_socket){
         .side = k->side, .slot = k->end ? k->slot : -1, .closed = k->closed,
         .finished = k->finished, .watched_read = (k->watched & BIT_READ) != 0,
         .watched_write = (k->watched & BIT_WRITE) != 0, .unread = unread(&k->arrived),
-        .delivered = k->delivered.size, .room = k->room,
+        .delivered = k->delivered.size, .room = k->room, .ready_read = (ready & BIT_READ) != 0,
+        .ready_write = (ready & BIT_WRITE) != 0, .next_read = outcome(k, READ),
+        .next_write = outcome(k, WRITE),
     };
     return 0;
 }

@@ -321,6 +321,40 @@ def test_the_stepper_by_keyboard_and_a_page_that_is_opened_again(panel: Driver) 
     leave(page)
 
 
+def test_the_read_handler_of_the_relay_by_mouse(
+    open_notebook: Any, jupyterlab: Lab, pictures: Path
+) -> None:
+    write_notebook(jupyterlab.root / "relay.ipynb",
+                   ['import lab\nstepper = lab.Stepper("splice", "before")\nstepper'])
+    page = open_notebook("relay.ipynb")
+    run_all(page)
+    root = ".rl-page-stepper"
+    page.wait_for_selector(f"{root}[data-ready]")
+    page.click(f'{root} [data-step="a"]')
+    page.wait_for_selector(f'{root}[data-condition="SPIN"]')
+    for step in ("wait", "read handler", "http", "timers", "decide"):
+        page.click(f'{root} [data-step="{step}"].rl-primary')
+    page.wait_for_selector(f'{root} .rl-strip strong:text-is("a no-op")')
+    page.locator(root).evaluate("e => e.scrollIntoView()")
+    page.wait_for_timeout(300)
+    page.screenshot(path=pictures / "stepper-relay.png")
+    assert page.evaluate(CUT_OFF, root) == []
+    assert page.evaluate(NAMELESS, root) == []
+    page.select_option(f"{root} select[data-name=policy]", "after")
+    page.click(f'{root} [data-step="iterate"]')
+    page.click(f'{root} [data-step="iterate"]')
+    page.wait_for_selector(f'{root}[data-condition="FIXED"]')
+    page.fill(f'{root} [data-field="reads"]', "200,000")
+    page.click(f'{root} [data-action="takes"] >> nth=0')
+    page.click(f'{root} [data-step="iterate"]')
+    page.wait_for_selector(f'{root}[data-condition="WORKING"]')
+    theme(page, "JupyterLab Dark")
+    page.wait_for_timeout(800)
+    page.screenshot(path=pictures / "stepper-relay-dark.png")
+    assert page.errors == []
+    leave(page)
+
+
 def test_two_panels_and_a_cell_run_again_leave_nothing_behind(
     open_notebook: Any, jupyterlab: Lab, pictures: Path
 ) -> None:

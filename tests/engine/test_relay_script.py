@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from engine import RelayPolicy, RelayScript, SessionView
-from engine.errors import PolicyError, UsageError
+from engine.errors import EngineError, PolicyError, UsageError
 from engine.relay_policy import PRESETS, RELAY, resolve
 from engine.relay_views import ChannelView
 from lab import content
@@ -375,3 +375,134 @@ def test_refused() -> None:
         with pytest.raises(UsageError) as caught:
             RelayScript(**given)  # type: ignore[arg-type]
         assert said in str(caught.value)
+
+
+# -- what whoever steps through it chooses ---------------------------------------------------------
+
+
+def asked(policy: str = "before", room: int = 1 << 40) -> Scene:
+    """A client whose request has reached its origin, which is socket 1."""
+    scene = Scene(policy)
+    scene.ask(get(0), room)
+    return scene
+
+
+@pytest.mark.parametrize(("outcome", "short", "read"), [
+    ("full", 1, 8000), ("short", 500, 7500), ("short", 9000, 1), ("eagain", 1, 0),
+])  # fmt: skip
+def test_what_the_next_call_reads_is_chosen_and_the_one_after_is_itself(
+    outcome: str, short: int, read: int
+) -> None:
+    scene = asked()
+    scene.script.grain(1, 100 if outcome == "full" else 0)
+    scene.script.input(1, response(0, 20_000)[:8000])
+    scene.script.next_call(1, "read", outcome, short)
+    assert scene.script.socket(1).next_read == outcome
+    scene.script.turn()
+    assert scene.script.socket(1).unread == 8000 - read
+    assert scene.script.socket(1).next_read == ""
+    scene.script.grain(1, 0)
+    scene.turns()
+    assert scene.script.socket(1).unread == 0
+
+
+@pytest.mark.parametrize(("outcome", "calls", "room"), [
+    ("full", 1, 0), ("short", 2, 1 << 40), ("eagain", 1, 1 << 40),
+])  # fmt: skip
+def test_what_the_next_call_sends_is_chosen(outcome: str, calls: int, room: int) -> None:
+    scene = asked(room=room)
+    whole = response(0, 5000)
+    scene.script.input(1, whole)
+    scene.script.next_call(scene.client, "write", outcome, 1000)
+    assert scene.script.socket(scene.client).next_write == outcome
+    while not scene.script.counters()["send_client"]:
+        scene.script.turn()
+    sent = scene.script.output(scene.client)
+    assert sent == (b"" if outcome == "eagain" else whole)
+    assert scene.script.counters()["send_client"] == calls
+
+
+def test_which_event_is_reported_next_is_chosen_and_the_others_stay_ready() -> None:
+    script = RelayScript("before", engine="level-triggered")
+    clients = [script.accept(), script.accept()]
+    script.turn()
+    for client in clients:
+        script.input(client, get(client))
+    script.phase("decide")
+    script.report(clients[1])
+    assert [script.socket(client).ready_read for client in clients] == [True, True]
+    assert script.phase("wait") == "ready"
+    due = script.due()
+    assert due is not None
+    assert (due.slot, due.side, due.direction) == (1, "client", "read")
+    run = script.handler()
+    assert run is not None
+    assert (run.slot, run.side, run.direction) == (due.slot, due.side, due.direction)
+    assert script.due() is None
+    for phase in ("http", "timers", "decide"):
+        script.phase(phase)
+    assert script.phase("wait") == "ready"
+    due = script.due()
+    assert due is not None
+    assert due.slot == 0
+
+
+def test_an_event_that_is_not_there_cannot_be_chosen() -> None:
+    script = RelayScript("before")
+    client = script.accept()
+    for _ in range(3):
+        script.turn()
+    script.phase("decide")
+    with pytest.raises(EngineError):
+        script.report(client)
+    waiting = script.accept()
+    script.report(waiting)  # it stands for the listener
+    script.input(client, get(0))
+    assert script.phase("wait") == "ready"
+    due = script.due()
+    assert due is not None
+    assert due.slot == -1
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_handler_that_is_due_is_the_one_that_runs(name: str) -> None:
+    scene = SCENES[name]("after")
+    scene.script.room(1 if name == "e" else scene.client, 1 << 40)
+    for _ in range(20):
+        scene.script.phase("decide")
+        scene.script.phase("wait")
+        while due := scene.script.due():
+            run = scene.script.handler()
+            assert run is not None
+            assert (run.slot, run.side, run.direction, run.before) == (
+                due.slot, due.side, due.direction, due.before)
+        assert scene.script.handler() is None
+        scene.script.phase("http")
+        scene.script.phase("timers")
+
+
+def test_a_fresh_script_begins_as_the_old_one_was_made() -> None:
+    script = RelayScript("before", pipe_size=5000, room=7, client_timeout_ms=9)
+    script.accept()
+    script.set("after", client_timeout_ms=11)
+    fresh = script.fresh()
+    assert (fresh.sockets, fresh.pipe_size, fresh.policy.name) == (0, 5000, "after")
+    assert fresh.settings == script.settings
+    assert fresh.socket(fresh.accept()).room == 7
+    assert script.fresh("mirror").policy.name == "mirror"
+
+
+@pytest.mark.parametrize("do", [
+    lambda s: s.room(0, 2**70), lambda s: s.room(-1, 5), lambda s: s.room(0, "many"),
+    lambda s: s.grain(0, 1.5), lambda s: s.again(0, 2**40), lambda s: s.advance(-1),
+    lambda s: s.socket(2**40), lambda s: s.session(-1), lambda s: s.output("x"),
+    lambda s: s.input(0, "text"), lambda s: s.connected(0, 10**9), lambda s: s.refuse(pipe=-1),
+    lambda s: s.next_call(0, "read", "short", 0), lambda s: s.next_call(0, "up", "full"),
+    lambda s: s.next_call(0, "read", "half"), lambda s: s.report(None),
+])  # fmt: skip
+def test_a_number_out_of_its_range_is_refused_in_one_line(do: Callable[..., object]) -> None:
+    script = RelayScript("before")
+    script.accept()
+    with pytest.raises(UsageError, match=r"not allowed|choose from") as caught:
+        do(script)
+    assert "\n" not in str(caught.value)

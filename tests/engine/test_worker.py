@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import PRESETS, Policy, Script
-from engine.errors import EngineError
+from engine.errors import EngineError, UsageError
 from tests.engine.world import MS, Ask, Client, World
 
 LARGE = 300_000
@@ -304,3 +304,26 @@ def test_a_new_script_has_wasted_nothing() -> None:
     script = Script()
     script.turn()
     assert script.counters()["wasted"] == 0
+
+
+@pytest.mark.parametrize("do", [
+    lambda s: s.room(0, 2**70), lambda s: s.room(-1, 5), lambda s: s.send_done(0, -5000),
+    lambda s: s.send_done(0, 2**31), lambda s: s.advance(-1), lambda s: s.conn("x"),
+    lambda s: s.input(0, "text"), lambda s: s.eof(2**40), lambda s: s.handler_begin(None),
+    lambda s: s.pending(1.5), lambda s: s.output(2**31),
+])  # fmt: skip
+def test_a_number_out_of_its_range_is_refused_in_one_line(do: Any) -> None:
+    script = Script()
+    script.accept()
+    with pytest.raises(UsageError, match="is not allowed") as caught:
+        do(script)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fresh_script_begins_as_the_old_one_was_made() -> None:
+    script = Script(sq_entries=3, multishot_recv=False, response_size=17)
+    script.set("fixed", write_timeout_ms=5)
+    fresh = script.fresh()
+    assert fresh.policy.name == "fixed"
+    assert fresh.settings == script.settings
+    assert fresh.counters()["accepts"] == 0

@@ -10,7 +10,7 @@ class StepperPage {
 
   build() {
     this.phases = el("div", { class: "rl-buttons", role: "group", "aria-label": "The loop" });
-    this.events = this.makeEvents();
+    this.events = el("div", {});
     this.message = el("p", { class: "rl-message rl-error", role: "alert" });
     this.message.hidden = true;
     this.automaton = el("div", { class: "rl-automaton" });
@@ -28,43 +28,34 @@ class StepperPage {
         el("div", { class: "rl-main" }, this.automaton, this.state)));
   }
 
-  makeEvents() {
-    const number = (label, value) => el("input", {
-      type: "text", class: "rl-number", inputmode: "numeric", value, "aria-label": label,
-    });
-    this.slot = el("select", { "aria-label": "connection" });
-    this.size = number("bytes of the response", "3145728");
-    this.room = number("bytes that the socket takes of the handler's write", "100000");
-    this.part = number("bytes of a short completion", "1");
-    this.route = el("select", { "aria-label": "route" },
-      el("option", {}, "async"), el("option", {}, "sync"));
-    this.how = el("select", { "aria-label": "how the SEND completes" });
-    const slot = () => this.slot.value || "0";
-    const act = (action, more = () => ({})) => () => this.send({ kind: "do", action, ...more() });
-    const group = (label, ...children) =>
+  // Rows of buttons and fields, as the engine's driver describes them. Made once, as the phases are.
+  makeControls(rows) {
+    this.fields = new Map();
+    const made = (item) => {
+      if (item.unit !== undefined) {
+        return el("span", { class: "rl-unit" }, item.unit);
+      }
+      if (item.press !== undefined) {
+        return button(item.press, item.help, () => this.send({
+          kind: "do", action: item.action, ...Object.fromEntries(Object.entries(item.send)
+            .map(([option, field]) => [option, this.fields.get(field).value])),
+        }), { "data-action": item.action });
+      }
+      const name = item.number ?? item.choice;
+      const field = item.number !== undefined
+        ? el("input", {
+          type: "text", class: "rl-number", inputmode: "numeric", value: item.value,
+          placeholder: item.empty || undefined, title: item.label, "aria-label": item.label,
+        })
+        : el("select", { title: item.label, "aria-label": item.label },
+          ...item.values.map((value) => el("option", { value }, value)));
+      field.dataset.field = name;
+      this.fields.set(name, field);
+      return field;
+    };
+    this.events.replaceChildren(...rows.map(({ label, items }) =>
       el("div", { class: "rl-buttons", role: "group", "aria-label": label },
-        el("strong", {}, label), ...children);
-    return el("div", {},
-      group("Client", button("connect", "A client connects", act("connect")),
-        el("span", { class: "rl-unit" }, "connection"), this.slot,
-        button("request", "It sends one GET", act("request", () =>
-          ({ slot: slot(), size: this.size.value, route: this.route.value }))),
-        this.route, this.size, el("span", { class: "rl-unit" }, "bytes"),
-        button("half-close", "It sends FIN", act("half-close", () => ({ slot: slot() }))),
-        button("reset", "It sends RST", act("reset", () => ({ slot: slot() })))),
-      group("Handler", button("runs", "A handler thread runs to its end",
-        act("handler", () => ({ slot: slot(), room: this.room.value }))),
-      button("begins", "It takes the lock", act("handler begins", () => ({ slot: slot() }))),
-      button("ends", "It answers and hands back",
-        act("handler ends", () => ({ slot: slot(), room: this.room.value }))),
-      el("span", { class: "rl-unit" }, "the socket takes"), this.room,
-      el("span", { class: "rl-unit" }, "bytes")),
-      group("Kernel", el("span", { class: "rl-unit" }, "the SEND completes"), this.how, this.part,
-        el("span", { class: "rl-unit" }, "bytes"),
-        button("complete", "Post that completion", act("complete", () =>
-          ({ slot: slot(), how: this.how.value, size: this.part.value }))),
-        button("poke", "A completion of nobody's", act("poke")),
-        button("stop flag", "The modelled stop", act("stop"))));
+        el("strong", {}, label), ...items.map(made))));
   }
 
   take(facts) {
@@ -93,23 +84,26 @@ class StepperPage {
       made("forward", "forward", "Do it again", go(1)),
       ...facts.phases.map(([name, words]) => made(name, words, words, act(name))),
       made("iterate", "whole iteration", "All phases up to the decision", act("iterate")),
-      ...facts.fixtures.map((name) => made(name, `fixture: ${name}`,
-        "The founding report's fixture, up to its state", act(name))),
+      ...facts.fixtures.map(([name, what]) => made(name, `fixture: ${name}`, what, act(name))),
       made("clear", "clear", "Begin again", act("clear")));
   }
 
   showPhases(facts) {
     if (this.phases.children.length === 0) {
       this.makePhases(facts);
+      this.makeControls(facts.controls);
     }
     const had = document.activeElement;
-    const names = facts.phases.map(([name]) => name);
+    const words = new Map(facts.phases);
     for (const made of this.phases.children) {
       const { step } = made.dataset;
       made.classList.toggle("rl-primary", step === facts.next);
       made.disabled = (step === "back" && facts.at === 0) ||
         (step === "forward" && facts.at + 1 >= facts.history.length) ||
-        (names.includes(step) && step !== facts.next);
+        (words.has(step) && step !== facts.next);
+      if (words.has(step)) {
+        made.textContent = words.get(step);
+      }
     }
     // The button that was pressed may be disabled now: the keyboard goes on with the next phase.
     if (had?.disabled && this.phases.contains(had)) {
@@ -117,17 +111,25 @@ class StepperPage {
     }
   }
 
+  // A selection keeps what is chosen in it for as long as that is offered.
   showChoices(facts) {
-    const fill = (select, values) => {
+    for (const [name, offered] of Object.entries(facts.options)) {
+      const select = this.fields.get(name);
+      const shown = JSON.stringify(offered);
+      if (select.dataset.shown === shown) {
+        continue;
+      }
       const chosen = select.value;
-      select.replaceChildren(...values.map((value) =>
-        el("option", { value: String(value) }, String(value))));
-      if (values.map(String).includes(chosen)) {
+      select.dataset.shown = shown;
+      select.replaceChildren(...offered.map(([value, label]) => el("option", { value }, label)));
+      if (offered.some(([value]) => value === chosen)) {
         select.value = chosen;
       }
-    };
-    fill(this.slot, facts.slots);
-    fill(this.how, facts.completions);
+      select.disabled = offered.length === 0;
+      if (select.disabled) {
+        select.append(el("option", { value: "" }, "none"));
+      }
+    }
   }
 
   showHistory(facts) {
