@@ -86,6 +86,19 @@ class Layout:
         ffi, _ = native()
         return ffi.from_buffer(f"{self.struct}[]", samples, require_writable=True)
 
+    @cached_property
+    def _paths(self) -> dict[str, _Path]:
+        return dict(self._leaves)
+
+    def column(self, samples: NDArray[np.void], name: str) -> NDArray[np.int64]:
+        """One flat column of native samples (not a code), without laying out the others."""
+        if name == self.total:
+            return np.asarray(sum(self.column(samples, part) for part in self._parts))
+        column: Any = samples
+        for step in self._paths[name]:
+            column = column[step] if isinstance(step, str) else column[..., step]
+        return np.asarray(column.astype(np.int64))
+
     def flatten_array(self, samples: NDArray[np.void]) -> NDArray[np.void]:
         """Native samples, shape (n,), as a new flat array of the same shape (``flat_dtype``)."""
         flat = np.zeros(samples.shape, dtype=self.flat_dtype)
