@@ -3,7 +3,7 @@
 The panel, its threads, its page and its pictures know no engine. Everything that differs (what the
 clients do, which settings a control reaches, what a row of the picture and of the strip holds, what
 is to be watched) stands in a :class:`LiveCase`: data, and a few functions without a state.
-``lab.live.dirty_list`` is the first.
+``lab.live.dirty_list`` and ``lab.live.splice`` are the two there are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.parameters import Parameters, Value
 from lab.tables import Column
 
 # Imported when asked for: a panel of one engine does not load the other.
-_HOMES = {"dirty-list": "lab.live.dirty_list"}
+_HOMES = {"dirty-list": "lab.live.dirty_list", "splice": "lab.live.splice"}
 DEFAULT = "dirty-list"
 
 
