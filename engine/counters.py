@@ -87,17 +87,25 @@ class Layout:
         return ffi.from_buffer(f"{self.struct}[]", samples, require_writable=True)
 
     @cached_property
-    def _paths(self) -> dict[str, _Path]:
-        return dict(self._leaves)
+    def _places(self) -> dict[str, int]:
+        return {name: number for number, (name, _) in enumerate(self._leaves)}
 
-    def column(self, samples: NDArray[np.void], name: str) -> NDArray[np.int64]:
-        """One flat column of native samples (not a code), without laying out the others."""
-        if name == self.total:
-            return np.asarray(sum(self.column(samples, part) for part in self._parts))
-        column: Any = samples
-        for step in self._paths[name]:
-            column = column[step] if isinstance(step, str) else column[..., step]
-        return np.asarray(column.astype(np.int64))
+    def places(self, name: str) -> list[int]:
+        """Where a flat column stands in :meth:`matrix`; a total, where its parts do."""
+        return [self._places[part] for part in (self._parts if name == self.total else (name,))]
+
+    def matrix(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
+        """Native samples as whole numbers, shape (n, fields), without laying them out by name.
+
+        A code is its number here. Every field of a sample has 64 bits, without gaps between them.
+        """
+        assert self.sample_dtype.itemsize == 8 * len(self._leaves)
+        numbers = np.ascontiguousarray(samples).view(np.int64)
+        return numbers.reshape(len(samples), len(self._leaves))
+
+    def from_matrix(self, numbers: NDArray[np.int64]) -> NDArray[np.void]:
+        """Native samples again, of what :meth:`matrix` made of them."""
+        return np.ascontiguousarray(numbers).view(self.sample_dtype).reshape(len(numbers))
 
     def flatten_array(self, samples: NDArray[np.void]) -> NDArray[np.void]:
         """Native samples, shape (n,), as a new flat array of the same shape (``flat_dtype``)."""

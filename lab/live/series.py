@@ -84,10 +84,23 @@ class Shape:
             return 0.0
         return self.ask(engine)
 
-    def summed(self, samples: NDArray[np.void], column: Rowed) -> NDArray[np.float64]:
-        """The counters of a column, added up and scaled."""
-        parts = [self.layout.column(samples, name) for name in column.counters]
-        return np.asarray(sum(parts) * column.scale)
+    @cached_property
+    def weights(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What makes rows of samples: of the changes per second, and of what is as it is.
+
+        Each of shape (fields of a sample, columns of a row). One product instead of a look at
+        each counter: this is done for every row of the picture.
+        """
+        size = (self.layout.sample_dtype.itemsize // 8, len(self.names))
+        changes, states = np.zeros(size), np.zeros(size)
+        clocks = (Rowed("cpu", ("thread_cpu_ns",), "flow", 1e-6),
+                  Rowed("process_cpu", ("process_cpu_ns",), "flow", 1e-6),
+                  Rowed("queued", ("run_ns", "queue_ns"), "flow", 1e-6))
+        for column in (*clocks, *self.columns):
+            into = states if column.how == "gauge" else changes
+            for name in column.counters:
+                into[self.layout.places(name), self.at[column.name]] += column.scale
+        return changes, states
 
 
 class Samples:
@@ -129,13 +142,19 @@ class Samples:
 
         A rate needs no more, and to lay out a second's worth costs a hundred times as much.
         """
-        chunks = [chunk[(chunk["worker"] == worker) & (chunk["t_ns"] >= t_ns)]
-                  for chunk in list(self._chunks) if int(chunk["t_ns"][-1]) >= t_ns]
-        chunks = [chunk for chunk in chunks if len(chunk)]
-        if not chunks:
+        time_at, = self._layout.places("t_ns")
+        worker_at, = self._layout.places("worker")
+        found: list[NDArray[np.int64]] = []
+        for chunk in list(self._chunks):
+            if int(chunk["t_ns"][-1]) >= t_ns:
+                rows = self._layout.matrix(chunk)
+                rows = rows[(rows[:, worker_at] == worker) & (rows[:, time_at] >= t_ns)]
+                found += [rows] if len(rows) else []
+        if not found:
             return flatten_array(self._layout.empty(0))
-        joined = np.concatenate([chunks[0][:1], chunks[-1][-1:]])
-        return flatten_array(joined[:1] if joined["t_ns"][0] == joined["t_ns"][1] else joined)
+        pair = np.concatenate([found[0][:1], found[-1][-1:]])
+        alone = pair[0, time_at] == pair[1, time_at]
+        return flatten_array(self._layout.from_matrix(pair[:1] if alone else pair))
 
     def clear(self) -> None:
         """Forgets them: another server's counters start from zero."""
@@ -153,7 +172,10 @@ class Decimator:
         self.shape = shape
         self.zero_ns = zero_ns
         self.step = step
-        self._last: dict[int, NDArray[np.void]] = {}
+        # Numbers rather than records: to join records costs more than all the rest.
+        self._last: dict[int, NDArray[np.int64]] = {}
+        self._time, = shape.layout.places("t_ns")
+        self._worker, = shape.layout.places("worker")
 
     def restart(self) -> None:
         """The next sample is a first one: the counters began anew."""
@@ -161,9 +183,11 @@ class Decimator:
 
     def rows(self, samples: NDArray[np.void], asked: float) -> Rows:
         """The rows that native ``samples`` complete, shape (n, len(shape.names))."""
+        numbers = self.shape.layout.matrix(samples)
+        workers = np.unique(numbers[:, self._worker])
         per_worker = [
-            self._worker_rows(int(worker), samples[samples["worker"] == worker])
-            for worker in np.unique(samples["worker"])
+            self._worker_rows(int(worker), numbers[numbers[:, self._worker] == worker])
+            for worker in workers
         ]
         rows = _together([rows for rows in per_worker if len(rows)], self.shape)
         if len(rows):
@@ -171,14 +195,14 @@ class Decimator:
                 rows[:, self.shape.at[name]] = asked
         return rows
 
-    def _worker_rows(self, worker: int, flat: NDArray[np.void]) -> Rows:
+    def _worker_rows(self, worker: int, flat: NDArray[np.int64]) -> Rows:
         last = self._last.get(worker)
         if last is None:
-            self._last[worker] = flat[-1:]
+            self._last[worker] = flat[-1:].copy()
             return self.shape.empty()
         step_ns = int(self.step * 1e9)
-        begun = int(last["t_ns"][0])
-        times = flat["t_ns"].astype(np.int64)
+        begun = int(last[0, self._time])
+        times = flat[:, self._time]
         if int(times[-1]) - begun < step_ns // 2:
             return self.shape.empty()
         wanted = np.arange(begun + step_ns, int(times[-1]), step_ns)
@@ -187,29 +211,21 @@ class Decimator:
             at = at[:-1]
         cuts = np.unique(np.append(at, len(flat) - 1))
         chosen = np.concatenate([last, flat[cuts]])
-        self._last[worker] = flat[-1:]
+        self._last[worker] = flat[-1:].copy()
         return self._between(chosen)
 
-    def _between(self, chosen: NDArray[np.void]) -> Rows:
-        shape = self.shape
-        rows = np.zeros((len(chosen) - 1, len(shape.names)))
-
-        def change(*names: str) -> Any:
-            return np.diff(sum(shape.layout.column(chosen, name) for name in names))
-
-        seconds = np.maximum(change("t_ns") / 1e9, 1e-6)
-        rows[:, shape.at["t"]] = (shape.layout.column(chosen, "t_ns")[1:] - self.zero_ns) / 1e9
-        rows[:, shape.at["cpu"]] = change("thread_cpu_ns") / 1e6 / seconds
-        rows[:, shape.at["process_cpu"]] = change("process_cpu_ns") / 1e6 / seconds
-        queued = change("run_ns", "queue_ns") / 1e6 / seconds
-        rows[:, shape.at["queued"]] = np.clip(queued, 0, 1000)
-        for column in shape.columns:
-            if column.how == "gauge":
-                rows[:, shape.at[column.name]] = shape.summed(chosen, column)[1:]
-            elif column.how != "asked":
-                rows[:, shape.at[column.name]] = np.diff(shape.summed(chosen, column)) / seconds
+    def _between(self, numbers: NDArray[np.int64]) -> Rows:
+        shape, t_ns = self.shape, self._time
+        changes, states = shape.weights
+        change = np.diff(numbers, axis=0)
+        iterations, = shape.layout.places("iterations")
+        seconds = np.maximum(change[:, t_ns] / 1e9, 1e-6)
+        rows = (change @ changes) / seconds[:, None] + numbers[1:] @ states
+        rows[:, shape.at["t"]] = (numbers[1:, t_ns] - self.zero_ns) / 1e9
+        queued = shape.at["queued"]
+        rows[:, queued] = np.clip(rows[:, queued], 0, 1000)
         # A server that was started again counts from zero: no row may show that as a rate.
-        return np.asarray(rows[change("iterations") >= 0])
+        return np.asarray(rows[change[:, iterations] >= 0])
 
 
 def _together(per_worker: list[Rows], shape: Shape) -> Rows:
