@@ -175,6 +175,8 @@ class Words:
     """What to ask oneself when a stall did not come about."""
     deaf: str
     """Why a stop was not heard."""
+    head: str = ""
+    """Over the names of the strip's rows."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class LiveCase:
     shape: Shape
     plots: tuple[Plotted, ...]
     strip: tuple[Shown, ...]
+    """Up to seven columns stand beside the controls; more stand above them."""
     rules: Rules
     controls: Callable[[Parameters], dict[str, Control]]
     reaches: Mapping[str, str]

@@ -37,6 +37,7 @@ STOP_S = 1.0
 _STRIP_S, _STRIP_LATER_S, _JUST_NS = 0.25, 0.7, 3_000_000_000
 _COST_S = 2.0
 _NOBODY = Look([], False)
+_WIDE = 7  # columns of the strip that find room beside the controls
 
 
 class LivePanel:
@@ -283,7 +284,9 @@ class LivePanel:
             "buttons": [vars(button) for button in case.buttons],
             "quick": [{"name": name, "what": case.decisions.presets[name].what}
                       for name in case.quick],
-            "words": {"settings": case.words.settings, "rows": case.words.rows},
+            "words": {"settings": case.words.settings, "rows": case.words.rows,
+                      "head": case.words.head},
+            "wide": len(case.strip) > _WIDE,
             "case": self.experiment.title,
         })
 

@@ -54,15 +54,15 @@ _FROM_EXPERIMENT = (
     ("large_size", "large object", REQUEST, ("b", "m", PACED)),
     ("stop_before", "stops before the end", REQUEST, ("b",)),
     ("last", "origin: last block", REQUEST, ("b",)),
-    ("delay_ms", "origin: that block later by", REQUEST, ("b",)),
+    ("delay_ms", "origin: later by", REQUEST, ("b",)),
     ("chunk", "origin: chunk size", REQUEST, ("d",)),
     ("upload", "upload", REQUEST, (UPLOAD,)),
     ("pace", "pace", REQUEST, (PACED,)),
     ("rcvbuf", "client SO_RCVBUF", CONNECTION, _STALLS),
     ("paced_rcvbuf", "client SO_RCVBUF", CONNECTION, (PACED,)),
-    ("sndbuf", "relay SO_SNDBUF to client", CONNECTION, _DOWN),
-    ("paced_sndbuf", "relay SO_SNDBUF to client", CONNECTION, (PACED,)),
-    ("origin_sndbuf", "relay SO_SNDBUF to origin", REQUEST, (UPLOAD,)),
+    ("sndbuf", "relay SO_SNDBUF", CONNECTION, _DOWN),
+    ("paced_sndbuf", "relay SO_SNDBUF", CONNECTION, (PACED,)),
+    ("origin_sndbuf", "relay SO_SNDBUF", REQUEST, (UPLOAD,)),
 )
 _REACHES = {"sndbuf": "so_sndbuf", "origin_sndbuf": "origin_sndbuf",
             "client_timeout_ms": "client_timeout_ms", "server_timeout_ms": "server_timeout_ms"}
@@ -260,16 +260,15 @@ def look(relay: SpliceRelay) -> Look:
     sessions = sorted(relay.sessions(), key=lambda session: session.request.eof)
     rows = [row for session in sessions[:MOST_SESSIONS] for row in _session_rows(session)]
     loop = relay.loop()
-    wait = (("sockets taken as ready", f"{loop.active}"), ("engine", loop.engine))
+    wait = (("sockets taken as ready", f"{loop.active}"),)
     more = max(0, len(sessions) - MOST_SESSIONS)
     return Look(rows, any(map(_owed, sessions)), len(sessions), more, wait)
 
 
 def _session_rows(session: SessionView) -> Iterator[dict[str, Any]]:
-    number = f"session {session.slot}: "
-    yield {"name": f"{number}client → origin", "outq": -1,
+    yield {"name": f"{session.slot}: client → origin", "outq": -1,
            **_channel_row(session.request, "client", "origin", _flags(session))}
-    yield {"name": f"{number}origin → client", "outq": session.outq,
+    yield {"name": f"{session.slot}: origin → client", "outq": session.outq,
            **_channel_row(session.response, "origin", "client", [])}
 
 
@@ -326,6 +325,7 @@ LIVE = LiveCase(
         no_stall="Is the object larger than what the sockets take (client SO_RCVBUF, relay "
                  "SO_SNDBUF), and the origin the bundled one?",
         deaf="it did not come round to look at the flag",
+        head="session",
     ),
     buttons=(
         Button("stall", "Connect anew, ask as the arm does, and read nothing"),
@@ -358,8 +358,7 @@ LIVE = LiveCase(
     needs=origin,
     release=release,
     span=(("noop_dispatches", "no-op dispatches/s"),),
-    measured=((Column("no-op dispatches", "1/s"), "noop_per_s"),
-              (Column("spliced", "share"), "spliced_share")),
+    measured=((Column("no-op dispatches", "1/s"), "noop_per_s"),),
     # Which sizes spin is another question, and a long one.
     fixed={"sizes": ""},
     left_out=left_out,

@@ -117,6 +117,9 @@ class PanelPage {
     const set = (name, value) => this.send({ kind: "set", name, value });
     this.set = set;
     this.words = message.words;
+    if (message.wide) {
+      this.left.parentElement.before(this.connections);
+    }
     this.arms = new Map(message.controls.map((spec) => [spec.name, spec.arms]));
     const numbers = el("fieldset", {}, el("legend", {}, message.words.settings));
     for (const spec of message.controls) {
@@ -252,8 +255,11 @@ class PanelPage {
       [i ? `, ${name} ` : name ? `${name} ` : "", el("strong", {}, value || "·")]);
     this.connections.replaceChildren(el("p", { class: "rl-wait" }, "The wait: ", ...wait),
       el("table", { "aria-label": `The wait, and each ${what}` }, ...more,
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }), ...columns.map((column) =>
-          el("th", { scope: "col", title: column.what || undefined }, column.label)))),
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this.words?.head ?? ""),
+          ...columns.map((column) => el("th", {
+            scope: "col", title: column.what || undefined,
+            class: typeof rows[0]?.[column.name] === "string" ? "rl-words" : undefined,
+          }, column.label)))),
         el("tbody", {}, ...body)));
   }
 
