@@ -195,6 +195,10 @@ class Engine:
         """The live settings, by name."""
         return dict(self._settings)
 
+    def default(self, setting: str) -> Setting:
+        """What a live setting is unless somebody asks for something else."""
+        return self._tables.defaults()[setting]
+
     @property
     def policy(self) -> ResolvedPolicy:
         """The policy in force."""

@@ -97,6 +97,27 @@ class Layout:
         ffi, _ = native()
         return ffi.from_buffer(f"{self.struct}[]", samples, require_writable=True)
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: number for number, (name, _) in enumerate(self._leaves)}
+
+    def places(self, name: str) -> list[int]:
+        """Where a flat column stands in :meth:`matrix`; a total, where its parts do."""
+        return [self._places[part] for part in (self._parts if name == self.total else (name,))]
+
+    def matrix(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
+        """Native samples as whole numbers, shape (n, fields), without laying them out by name.
+
+        A code is its number here. Every field of a sample has 64 bits, without gaps between them.
+        """
+        assert self.sample_dtype.itemsize == 8 * len(self._leaves)
+        numbers = np.ascontiguousarray(samples).view(np.int64)
+        return numbers.reshape(len(samples), len(self._leaves))
+
+    def from_matrix(self, numbers: NDArray[np.int64]) -> NDArray[np.void]:
+        """Native samples again, of what :meth:`matrix` made of them."""
+        return np.ascontiguousarray(numbers).view(self.sample_dtype).reshape(len(numbers))
+
     def flatten_array(self, samples: NDArray[np.void]) -> NDArray[np.void]:
         """Native samples, shape (n,), as a new flat array of the same shape (``flat_dtype``)."""
         flat = np.zeros(samples.shape, dtype=self.flat_dtype)

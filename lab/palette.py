@@ -48,6 +48,12 @@ STATES = {
     )
 }
 
+# Why a wait was made as it was: those that could not block have warm or dark colours.
+WHYS = {
+    "list": VERMILION, "active": VERMILION, "overdue": ORANGE, "owed": YELLOW, "ready": BLACK,
+    "send": PURPLE, "idle": BLUE, "deadline": SKY, "event": GREEN,
+}
+
 # Windows are shaded in this order of darkness; their names stand in the picture as well.
 WINDOWS = {"idle": "#F2F2F2", "stall": "#FFE9D6", "held": "#FBE3F0", "paced": "#FFF6D6",
            "drain": "#DDF0FA"}

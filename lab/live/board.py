@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from engine.views import ConnView
+from lab.live.case import Look, Shown
 from lab.live.state import Now
 from lab.live.stream import View
-
-MOST_ROWS = 8
-_FIELDS = ("sending", "write_buf", "send_buf", "listed", "owes_recv", "held", "outq")
 
 
 class Board:
@@ -47,22 +44,13 @@ class Board:
             return self._facts.get(name)
 
 
-def strip(now: Now, connections: Sequence[ConnView]) -> dict[str, Any]:
-    """The state strip: the worker in a word with the reason, and a row per connection."""
-    look = now.look
-    rows: list[Mapping[str, Any]] = [
-        {"name": f"connection {conn.slot}",
-         **{field: getattr(conn, field) for field in _FIELDS}}
-        for conn in connections[:MOST_ROWS]
-    ]
+def strip(now: Now, look: Look, columns: Sequence[Shown]) -> dict[str, Any]:
+    """The state strip: the loop in a word with the reason, its wait, and the rows of a look."""
+    wait = [("", f"mode {now.mode}"), ("because of", now.why), ("timeout", now.timeout), *look.wait]
     return {
-        "state": now.state, "mark": look.mark, "colour": look.colour, "reason": now.reason,
-        "mode": MODES.get(now.mode, now.mode), "why": now.why, "timeout": now.timeout,
-        "rows": rows, "more": max(0, len(connections) - MOST_ROWS),
+        "state": now.state, "mark": now.look.mark, "colour": now.look.colour,
+        "reason": now.reason, "mode": now.mode, "why": now.why, "timeout": now.timeout,
+        "wait": [pair for pair in wait if pair != ("", "mode ")],
+        "columns": [vars(column) for column in columns],
+        "rows": [dict(row) for row in look.rows], "more": look.more,
     }
-
-
-MODES = {
-    "submit": "1 submit, returns at once", "skip": "2 no system call",
-    "untimed": "3a no timeout", "timed": "3b timed",
-}

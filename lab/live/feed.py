@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from engine import RingServer
+from engine.base import Engine
 from engine.errors import RinglabError, UsageError
 from lab import dark
-from lab.live.series import COLUMNS, Decimator, Rows, Samples, differs, pack
+from lab.live.series import Decimator, Rows, Samples, Shape, differs, pack
 from lab.live.stream import View, Watch
 from lab.measure import thread_clock_ns
 
@@ -39,21 +39,21 @@ Mark = dict[str, Any]
 
 
 class Feed:
-    """Streams one server to one view until it is closed.
+    """Streams one server to one view until it is closed, in rows of ``shape``.
 
     ``tick`` is called after each look at the samples, on the feeding thread, with whether there is
     a new row; ``failed`` once with the error that ended the server.
     """
 
     def __init__(
-        self, server: RingServer, view: View, watch: Watch, hz: float = RATE_HZ, *,
+        self, server: Engine, view: View, watch: Watch, shape: Shape, hz: float = RATE_HZ, *,
         tick: Callable[[bool], object] = lambda new: None,
         failed: Callable[[RinglabError], object] = lambda error: None,
     ) -> None:
         if not SLOWEST_HZ <= hz <= MOST_HZ:
             raise UsageError(f"rate={hz} is not allowed: {SLOWEST_HZ:g} to {MOST_HZ:g} frames a "
                              "second")
-        self.samples = Samples()
+        self.samples = Samples(shape.layout)
         self.lost = 0
         self.hz = self._wanted_hz = hz
         self.zero_ns = time.monotonic_ns()
@@ -62,7 +62,8 @@ class Feed:
         self.frames = 0
         self._server, self._view, self._watch = server, view, watch
         self._tick, self._failed = tick, failed
-        self._cut = Decimator(self.zero_ns, 1 / hz)
+        self._shape = shape
+        self._cut = Decimator(shape, self.zero_ns, 1 / hz)
         self._history: deque[Rows] = deque(maxlen=KEPT_ROWS)
         self._marks: deque[Mark] = deque(maxlen=KEPT_MARKS)
         self._mark_number = 0
@@ -137,7 +138,7 @@ class Feed:
         """Looks at the samples now rather than at the next turn."""
         self._wake.set()
 
-    def restart(self, server: RingServer) -> None:
+    def restart(self, server: Engine) -> None:
         """The server was started again, or replaced: its counters began anew, and it answers."""
         with self._lock:
             self._server = server
@@ -149,7 +150,7 @@ class Feed:
     def send_history(self) -> None:
         """Everything that is kept, for a page that was opened (again)."""
         with self._lock:
-            rows = np.array(self._history) if self._history else np.zeros((0, len(COLUMNS)))
+            rows = np.array(self._history) if self._history else self._shape.empty()
             self._unsent, self._new_marks = 0, []
             self._shown = rows[-1] if len(rows) else None
             self._post(rows, list(self._marks), reset=True)
@@ -206,7 +207,8 @@ class Feed:
             new = False if self._broken else self._take()
             if self.streaming and (self._unsent or self._new_marks):
                 newest = self._history[-1] if self._history else None
-                moved = newest is not None and differs(newest, self._shown, 1 / self.hz)
+                moved = newest is not None and differs(
+                    self._shape, newest, self._shown, 1 / self.hz)
                 settled = self._settle_at is not None and time.monotonic() >= self._settle_at
                 if moved or self._new_marks or settled:
                     self._send()
@@ -222,18 +224,15 @@ class Feed:
             self._server.check()
             return False
         self.samples.add(native)
-        outq = 0.0
-        if int(native["c"]["connections"][-1]):
-            outq = sum(max(0, conn.outq) for conn in self._server.connections()) / 1024
-        rows = self._cut.rows(native, outq)
+        rows = self._cut.rows(native, self._shape.asked(self._server, native[-1]))
         self._history.extend(rows)
         self._unsent = min(KEPT_ROWS, self._unsent + len(rows))
         return len(rows) > 0
 
     def _send(self) -> None:
         count = self._unsent
-        rows = np.array([self._history[i] for i in range(-count, 0)]) if count else np.zeros(
-            (0, len(COLUMNS)))
+        rows = np.array([self._history[i] for i in range(-count, 0)]) if count else \
+            self._shape.empty()
         marks, self._unsent, self._new_marks = self._new_marks, 0, []
         if len(rows):
             self._shown = rows[-1]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.decisions import OWN, ResolvedPolicy
 from engine.errors import UsageError
-from engine.policy import OWN, ResolvedPolicy
 from lab.experiment import Experiment
+from lab.live.case import LiveCase
 from lab.live.controls import as_parameters, command_line
-from lab.live.presets import arm_of
 from lab.parameters import Value
 from lab.progress import Progress
 from lab.runs import Run, RunStore, read_run
@@ -23,6 +23,7 @@ COLUMNS = (
     Column("stop", "heard", words=True), Column("write timeout", "kept", words=True),
     Column("good?", words=True),
 )
+_MORE = 7  # before what was delivered
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,24 @@ class Plan:
 
 
 def plan(
-    experiment: Experiment, values: Mapping[str, Value], policy: ResolvedPolicy,
-    poked: bool, held: bool,
+    case: LiveCase, values: Mapping[str, Value], policy: ResolvedPolicy, poked: bool, chosen: str,
 ) -> Plan:
     """The run that the panel's settings mean; UsageError where the case has no such arm."""
-    arm = arm_of(str(values["route"]), int(values["depth"]), poked, held)
-    if arm is None:
-        raise UsageError("the case has no arm for these settings (route sync, pipelined or poked): "
-                         "choose route async, or depth 1 and stall again")
+    experiment = case.experiment
+    arm = case.arm_of(values, poked, chosen)
+    if not arm:
+        raise UsageError(case.no_arm)
     if OWN in policy.choices.values():
         raise UsageError(f"policy {policy.name} is written in Python, which a run's parameters "
                          "cannot name: choose a named one to measure")
+    passed_over = case.left_out(values, arm)
     parameters = as_parameters(values, experiment.parameters)
-    if arm != "held-completion":
-        parameters.pop("handler_ms", None)
-    parameters["repetitions"] = 1
-    left = [words for words, on in (
-        (f"{values['clients']} clients (the run has one)", int(values["clients"]) > 1),
-        (f"handler time of {values['handler_ms']} ms", arm != "held-completion"
-         and int(values["handler_ms"]) > 0),
-    ) if on]
+    for name in passed_over:
+        parameters.pop(name, None)
+    parameters |= {**case.fixed, "repetitions": 1}
+    # An arm that is not run under this policy says so now, not once it is to be measured.
+    experiment.settings(experiment.parameters.resolve(parameters), [arm], [policy.name])
+    left = [words for words in passed_over.values() if words]
     notes = "not part of this arm: " + ", ".join(left) if left else ""
     return Plan(experiment, arm, policy.name, parameters, notes)
 
@@ -94,22 +93,25 @@ class _Telling(Progress):
         self._tell(done)
 
 
-def runs_table(runs: Sequence[Run], notes: Sequence[str]) -> Table:
-    """One row a run, the newest last."""
-    rows = [_row(run) for run in runs]
+def runs_table(
+    runs: Sequence[Run], notes: Sequence[str], more: Sequence[tuple[Column, str]] = ()
+) -> Table:
+    """One row a run, the newest last; ``more`` are columns with the name of their figure."""
+    rows = [_row(run, [name for _, name in more]) for run in runs]
     words = "; ".join(dict.fromkeys(note for note in notes if note))
     machine = machine_line(runs[-1].machine) if runs else ""
     seconds = sorted({round(float(run.parameters["seconds"]), 3) for run in runs})
     length = f"Idle and stalled windows of {', '.join(map(str, seconds))} s, 1 repetition. "
     newest = f" Newest run: {runs[-1].name}." if runs else ""
-    return Table("Measured runs: quiet and complete, shown together", COLUMNS, rows,
+    columns = (*COLUMNS[:_MORE], *(column for column, _ in more), *COLUMNS[_MORE:])
+    return Table("Measured runs: quiet and complete, shown together", columns, rows,
                  length + machine + newest + (f" {words}." if words else ""))
 
 
-def _row(run: Run) -> list[Cell]:
+def _row(run: Run, more: Sequence[str]) -> list[Cell]:
     arm = run.arms[0]
     windows = arm["windows"]
-    stalled = windows.get("stall") or windows.get("held") or {}
+    stalled = windows[arm["window"]]
     delivered = arm.get("delivered") or {}
     whole = is_complete(arm)
     good = arm["state"] == "quiet" and whole and False not in (
@@ -120,6 +122,7 @@ def _row(run: Run) -> list[Cell]:
         Cell(figure(windows["idle"].get("waits_per_s"))), Cell(figure(stalled.get("waits_per_s"))),
         Cell(figure(stalled.get("cpu_ms_per_s"))),
         Cell(NONE if fraction is None else f"{fraction:.3f}"),
+        *(Cell(figure(arm.get(name))) for name in more),
         Cell(f"{delivered.get('bytes', 0):,}"), _kept(whole),
         _kept(arm.get("honours_stop")), _kept(arm.get("honours_write_timeout")),
         Cell("quiet and complete") if good else Cell("no", "bad"),

@@ -5,29 +5,34 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from engine import RingServer
+from engine.base import Engine
 from engine.errors import MachineError
 from lab.mode import is_batch
 
 
-def show(server: RingServer | None = None, **options: Any) -> Any:
-    """The live panel of ``server``, or of a server of its own; ``options`` as of LivePanel.
+def show(what: Engine | str | None = None, **options: Any) -> Any:
+    """The live panel of an engine of yours, or of a case (``"splice"``) with one of its own.
 
-    In a batch nothing is shown and None returned, so that the same notebook serves both. Where
-    io_uring is not allowed, says so in one line and returns the stepper, which needs none.
+    ``what`` None is the case dirty-list; ``options`` as of LivePanel. In a batch nothing is shown
+    and None returned, so that the same notebook serves both. Where io_uring is not allowed, says so
+    in one line and returns the stepper, which needs none.
     """
     if is_batch():
         return None
+    from lab.live.case import case_for
     from lab.live.panel import LivePanel
 
+    engine = None if isinstance(what, str) else what
+    if isinstance(what, str):
+        options["experiment"] = what
+    described = case_for(engine, options.get("experiment"))
     try:
-        return LivePanel(server, **options)
+        return LivePanel(engine, **options)
     except MachineError as error:
-        from lab.live.stepper import Stepper
-
+        if described.by_hand is None:
+            raise
         print(f"No live panel: {error}. Here is the stepper: the same loop, by hand.")
-        policy = options.get("policy", "shipped")
-        return Stepper(policy if isinstance(policy, str) else "shipped")
+        return described.by_hand(options.get("policy", described.policy))
 
 
 def this_cell() -> tuple[str, str] | None:

@@ -1,31 +1,32 @@
-"""The live panel: one running ring server, its clients, its controls and its picture."""
+"""The live panel: one running engine, its clients, its controls and its picture.
+
+It knows no engine: what differs from one to the other, a :class:`lab.live.case.LiveCase` says.
+"""
 
 from __future__ import annotations
 
 import atexit
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from numpy.typing import NDArray
 
-from engine import RingServer
+from engine.base import Engine
+from engine.decisions import OWN, AnyPolicy
 from engine.errors import RinglabError, UsageError, unknown
-from engine.policy import OWN, method_name, table
-from engine.server import AnyPolicy
-from lab import experiment as experiments
 from lab.live import controls as controlling
 from lab.live import measured
 from lab.live.board import Board, strip
+from lab.live.case import LiveCase, Look, case_for
 from lab.live.controls import CONNECTION, POLICY, REQUEST
 from lab.live.feed import RATE_HZ, Feed
 from lab.live.lane import Lane
 from lab.live.opening import this_cell
-from lab.live.party import Party, brief, steps_of
-from lab.live.presets import arm_of, presets
-from lab.live.series import COLUMNS, RATES, span_figures
+from lab.live.party import Party, brief
+from lab.live.series import span_figures
 from lab.live.state import LiveJudge, Now
 from lab.live.stream import View, Watch
 from lab.parameters import Value
@@ -35,43 +36,46 @@ STOP_S = 1.0
 # The strip is told often while something has just been done, seldom while it stays so.
 _STRIP_S, _STRIP_LATER_S, _JUST_NS = 0.25, 0.7, 3_000_000_000
 _COST_S = 2.0
-_ENDED = Now("stopped", "the worker has left its loop; press start again", "", "", "")
+_NOBODY = Look([], False)
+_WIDE = 7  # columns of the strip that find room beside the controls
 
 
 class LivePanel:
-    """Controls, presets, a state strip and streaming plots for one ring server.
+    """Controls, presets, a state strip and streaming plots for one engine.
 
-    :param server: a running server, which stays the caller's; None: one of the panel's own, in
-        this process, with the settings of the controls.
-    :param experiment: whose parameters, arms and choreographies the panel offers.
-    :param policy: of the own server, see :func:`engine.policy.resolve`.
+    :param server: a RingServer or SpliceRelay, which stays the caller's; None: one of the panel's
+        own, in this process, with the settings of the controls.
+    :param experiment: whose parameters, arms and choreographies the panel offers; None: those of
+        the engine's case (of dirty-list without one).
+    :param policy: of the own engine, see :func:`engine.policy.resolve`; None: the faulty one that
+        the case begins with.
     :param rate: frames a second, 2 to 20.
     :param seconds: length of the windows of "measure this", s.
     :param values: first values of controls, by name.
 
     Shows itself as the last value of a cell. ``close()`` ends its threads and clients, and the
-    server if it is its own; so does leaving a ``with`` block, running the cell again, and the end
-    of the kernel. Raises MachineError where io_uring is not allowed, UsageError for a wrong value.
+    engine if it is its own; so does leaving a ``with`` block, running the cell again, and the end
+    of the kernel. Raises MachineError where io_uring is needed and not allowed, UsageError for a
+    wrong value.
     """
 
     def __init__(
-        self, server: RingServer | None = None, *, experiment: str = "dirty-list",
-        policy: AnyPolicy = "shipped", rate: float = RATE_HZ, seconds: float = 1.0,
+        self, server: Engine | None = None, *, experiment: str | None = None,
+        policy: AnyPolicy | None = None, rate: float = RATE_HZ, seconds: float = 1.0,
         store: RunStore | None = None, **values: Value,
     ) -> None:
-        self.experiment = experiments.load(experiment)
-        controlling.refuse_other(self.experiment.name, self.experiment.parameters)
-        self.controls = controlling.panel_controls(self.experiment.parameters)
-        self.values: dict[str, Value] = {
-            name: control.parameter.default for name, control in self.controls.items()
-        }
+        self.case: LiveCase = case_for(server, experiment)
+        self.experiment = self.case.experiment
+        self.controls = self.case.controls(self.experiment.parameters)
+        self.values = self.case.first_values(self.controls, server)
         for name, value in values.items():
             self.values[name] = self._control(name).parameter.check(value)
         self.seconds = float(self.experiment.parameters["seconds"].check(seconds))
         self._rate, self._store = rate, store
         self._own = server is None
-        self._held, self._auto = False, True
-        self.server = server if server is not None else self._new_server(policy)
+        self._arm, self._auto = self.case.arm, True
+        self._around = ExitStack()
+        self.server = server if server is not None else self._first_server(policy)
         self.server.start()
         self.runs: list[Run] = []
         self._notes: list[str] = []
@@ -90,21 +94,28 @@ class LivePanel:
 
     # -- life -----------------------------------------------------------------------------------
 
-    def _new_server(self, policy: AnyPolicy) -> RingServer:
-        settings = {name: value for each, number in self.values.items()
-                    if (pair := controlling.server_value(each, number)) for name, value in [pair]}
-        settings["handler_ms"] = 0 if self._held else settings["handler_ms"]
-        options: dict[str, Any] = {"max_connections": 256, "stop_grace_ms": 200, **settings}
-        return RingServer(policy, **options)
+    def _first_server(self, policy: AnyPolicy | None) -> Engine:
+        """A server of the panel's own, with what it needs around it, which ends with it."""
+        with ExitStack() as around:
+            self._needed = around.enter_context(self.case.needs(self.values))
+            made = self._new_server(self.case.policy if policy is None else policy).start()
+            self._around = around.pop_all()
+        return made
+
+    def _new_server(self, policy: AnyPolicy) -> Engine:
+        return self.case.serve(policy, self._settings(), self._needed)
+
+    def _settings(self) -> dict[str, Value]:
+        return self.case.settings(self.values, self._arm)
 
     def _begin(self) -> None:
-        self.judge = LiveJudge()
-        self.party = Party(self.server)
+        self.judge = LiveJudge(self.case.rules, self.case.words.one)
+        self.party = self._new_party()
         self.desk = Lane("ringlab-desk", self._failed)
         self.hands = Lane("ringlab-clients", self._failed)
         self._strip_at = self._cost_at = 0.0
         try:
-            self.feed = Feed(self.server, self.view, self.watch, self._rate,
+            self.feed = Feed(self.server, self.view, self.watch, self.case.shape, self._rate,
                              tick=self._tick, failed=self._ended)
         except BaseException:
             self.desk.close()
@@ -114,9 +125,12 @@ class LivePanel:
         self.board.tell(
             values=dict(self.values), policy=self._policy_facts(), auto=self._auto, refused={},
             paused=False, busy="", message=None, table="", span="", running=True,
-            watch="Choose an arm above, or set the controls and press stall.", arm="",
+            watch="Choose an arm above, or set the controls and press stall.", arm=self._arm,
             life="open", status="", command="",
         )
+
+    def _new_party(self) -> Party:
+        return Party(self.server, lambda text: self.board.say(text, error=True))
 
     def rest(self) -> None:
         """Ends threads, clients and the own server; a page that opens again brings it back."""
@@ -150,6 +164,7 @@ class LivePanel:
                 self.server.close()
             except RinglabError:
                 pass  # it was told when it happened
+            self._around.close()
 
     def _resume(self) -> None:
         with self._life:
@@ -157,7 +172,7 @@ class LivePanel:
                 return
             try:
                 if self._own:
-                    self.server = self._new_server(_named(self.server))
+                    self.server = self._first_server(self._named())
                 self.server.start()
             except RinglabError as error:
                 self.board.say(brief(error), error=True)
@@ -202,16 +217,20 @@ class LivePanel:
             self._set(name, value)
 
     def do(self, action: str, **options: Any) -> None:
-        """Presses a button: one of ``ACTIONS``; the panel's client thread does it."""
-        if action not in ACTIONS:
-            raise unknown("action", action, ACTIONS)
+        """Presses a button: one of ``actions()``; the panel's client thread does it."""
+        if action not in self.actions():
+            raise unknown("action", action, self.actions())
         work = ACTIONS[action]
         self.hands.put(lambda: self._doing(action, lambda: work(self, **options)))
 
+    def actions(self) -> list[str]:
+        """What :meth:`do` takes: the case's buttons, a preset, and "measure"."""
+        return [*(button.action for button in self.case.buttons), "preset", "measure"]
+
     def plan(self) -> measured.Plan:
         """The run that the present settings mean."""
-        return measured.plan(self.experiment, self.values, self.server.policy,
-                             self.party.poked, self._held)
+        return measured.plan(self.case, self.values, self.server.policy,
+                             self.party.poked, self._arm)
 
     # -- messages from the page: tiny, any thread ------------------------------------------------
 
@@ -228,8 +247,8 @@ class LivePanel:
         elif kind == "set":
             name, value = str(message.get("name")), message.get("value")
             self.desk.put(lambda: self._set_from_page(name, value), key=f"set {name}")
-        elif kind == "do" and message.get("action") in ACTIONS:
-            options = {key: message[key] for key in ("size", "arm") if key in message}
+        elif kind == "do" and message.get("action") in self.actions():
+            options = {key: message[key] for key in ("size", "arm", "policy") if key in message}
             self.do(str(message["action"]), **options)
         elif kind == "pause":
             self.desk.put(lambda: self.pause(bool(message.get("on"))))
@@ -255,16 +274,28 @@ class LivePanel:
         self.feed.send_history()
 
     def _post_setup(self) -> None:
-        self.view.post({"kind": "setup", **_setup(), "controls": [
-            control.spec(self.values[name]) for name, control in self.controls.items()],
-            "presets": [vars(preset) for preset in presets(self.experiment)],
-            "case": self.experiment.title})
+        case = self.case
+        presets = [{"arm": arm.name, "what": arm.what} for arm in self.experiment.arms
+                   if arm.name in case.presets]
+        self.view.post({
+            "kind": "setup", **_picture(case), "presets": presets,
+            "controls": [control.spec(self.values[name])
+                         for name, control in self.controls.items()],
+            "buttons": [vars(button) for button in case.buttons],
+            "quick": [{"name": name, "what": case.decisions.presets[name].what}
+                      for name in case.quick],
+            "words": {"settings": case.words.settings, "rows": case.words.rows,
+                      "head": case.words.head},
+            "wide": len(case.strip) > _WIDE,
+            "case": self.experiment.title,
+        })
 
     # -- controls -------------------------------------------------------------------------------
 
     def _control(self, name: str) -> controlling.Control:
         if name not in self.controls:
-            raise unknown("control", name, [*self.controls, POLICY, *map(method_name, table())])
+            raise unknown("control", name,
+                          [*self.controls, POLICY, *self.case.decision_names()])
         return self.controls[name]
 
     def _set_from_page(self, name: str, value: object) -> None:
@@ -277,24 +308,30 @@ class LivePanel:
         self.board.tell(refused=refused, values=dict(self.values), policy=self._policy_facts())
 
     def _set(self, name: str, value: Any) -> None:
-        if name == POLICY or name in map(method_name, table()):
+        if name == POLICY or name in self.case.decision_names():
             self._set_policy(name, value)
             return
         control = self._control(name)
         checked = control.parameter.check(value)
         if checked == self.values[name]:
             return
-        pair = controlling.server_value(name, checked)
-        if pair is not None and not (self._held and name == "handler_ms"):
-            self.server.set(None, **{pair[0]: pair[1]})
+        self._give({**self.values, name: checked}, self._arm)
         self.values[name] = checked
         shown = f"{checked:,}" if isinstance(checked, (int, float)) else str(checked)
         self._changed(f"{control.label} {shown}", f"set {name}")
         self.board.tell(values=dict(self.values))
-        if name in ("route", "depth"):
-            self._held = False
+        if name in self.case.unchosen_by:
+            self._arm = self.case.arm
         if control.effect in (REQUEST, CONNECTION) and self._auto and self.party.size:
             self.hands.put(lambda: self._doing("reconnect", self._restall), key="stall")
+
+    def _give(self, values: Mapping[str, Value], arm: str, all_of: bool = False) -> None:
+        """Sets what other values, or another arm, change of the server's settings."""
+        wanted, before = self.case.settings(values, arm), self._settings()
+        changed = {name: value for name, value in wanted.items()
+                   if value != (self.server.settings[name] if all_of else before[name])}
+        if changed:
+            self.server.set(None, **changed)
 
     def _set_policy(self, name: str, value: Any) -> None:
         if name == POLICY:
@@ -309,7 +346,8 @@ class LivePanel:
     def _policy_facts(self) -> dict[str, Any]:
         policy = self.server.policy
         return {"name": policy.name,
-                "specs": controlling.policy_specs(policy.choices, policy.name)}
+                "specs": controlling.policy_specs(policy.choices, policy.name,
+                                                  self.case.decisions, self.case.questions)}
 
     def _changed(self, text: str, key: str = "") -> None:
         self.judge.changed(time.monotonic_ns())
@@ -332,34 +370,41 @@ class LivePanel:
         return self._restall()
 
     def _restall(self) -> str:
-        arm = arm_of(str(self.values["route"]), int(self.values["depth"]), False, self._held)
-        return self._play(steps_of(arm, self.values))
+        return self._play(self.case.arm_of(self.values, False, self._arm))
 
-    def _play(self, steps: Any) -> str:
+    def _play(self, arm: str) -> str:
         count = int(self.values["clients"])
+        scene = self.case.scene(arm, self.values, self.server)
         self.judge.changed(time.monotonic_ns())
-        troubles = self.party.stall(steps, count)
+        troubles = self.party.play(scene, count)
         self.judge.changed(time.monotonic_ns())
         if troubles:
-            return (f"{'; '.join(troubles)}. Is the response larger than what the sockets take "
-                    "(client SO_RCVBUF, server SO_SNDBUF)?")
-        return "a client asked and does not read" if count == 1 else \
-            f"{count} clients asked and do not read"
+            return f"{'; '.join(troubles)}. {self.case.words.no_stall}"
+        one, several = scene.does
+        text = f"a client {one}" if count == 1 else f"{count} clients {several}"
+        left = self.case.look(self.server).count - count
+        if left <= 0:
+            return text
+        what = self.case.words.rows + ("s" if left > 1 else "")
+        return f"{text}; {left} {what} of earlier clients never ended (start again ends them)"
 
-    def _preset(self, arm: str) -> str:
-        chosen = {preset.arm: preset for preset in presets(self.experiment)}
-        if arm not in chosen:
-            raise unknown("arm", arm, chosen)
-        preset = chosen[arm]
-        self._held = arm == "held-completion"
-        for name, value in preset.sets.items():
-            self.values[name] = value
-            pair = controlling.server_value(name, value)
-            if pair is not None:
-                self.server.set(None, **{pair[0]: 0 if name == "handler_ms" else pair[1]})
-        self.feed.mark(f"arm {arm}")
-        self.board.tell(values=dict(self.values), watch=preset.watch, arm=arm, refused={})
-        return self._play(steps_of(arm, self.values))
+    def _preset(self, arm: str, policy: str = "") -> str:
+        presets = self.case.presets
+        if arm not in presets:
+            raise unknown("arm", arm, presets)
+        if policy:
+            self.server.set(policy=policy)
+            self.board.tell(policy=self._policy_facts())
+        values = {**self.values, **presets[arm].sets}
+        # What the panel shows is what the arm is played with, whatever was set on the server.
+        self._give(values, arm, all_of=True)
+        self.values, self._arm = values, arm
+        self.feed.mark(f"arm {arm}" + (f" under {policy}" if policy else ""))
+        self.board.tell(values=dict(values), watch=presets[arm].watch, arm=arm, refused={})
+        return self._play(arm)
+
+    def _release(self) -> str:
+        return self.party.release(self.case.release(self.server))
 
     def _act(self, name: str, work: Callable[[], str]) -> str:
         self._changed(name)
@@ -373,12 +418,11 @@ class LivePanel:
         self.server.request_stop()
         if self.server.wait_stopped(STOP_S):
             return f"stop honoured after {(time.monotonic() - begun) * 1e3:,.0f} ms"
-        return (f"stop not honoured within {STOP_S:g} s: the worker sleeps in a wait without a "
-                "timeout and does not look at the flag")
+        return f"stop not honoured within {STOP_S:g} s: {self.case.words.deaf}"
 
     def _again(self) -> str:
         self.party.close()
-        policy = _named(self.server)
+        policy = self._named()
         try:
             self.server.close()
         except RinglabError:
@@ -386,31 +430,32 @@ class LivePanel:
         if self._own:
             self.server = self._new_server(policy)
         self.server.start()
-        self.party = Party(self.server)
+        self.party = self._new_party()
         self.feed.restart(self.server)
         self._changed("started again")
         self.board.tell(policy=self._policy_facts(), running=True)
-        return f"a fresh worker runs under {self.server.policy.name}"
+        return f"a fresh {self.case.words.one} runs under {self.server.policy.name}"
 
     def _measure(self) -> str:
         wanted = self.plan()
-        stalled, steps_arm = self.party.size > 0, wanted.arm
+        stalled = self.party.size > 0
         self._measuring = True
         try:
             with self.feed.dark():
                 # Two spinning workers would share the cores: the panel's own comes to rest first.
                 self.party.close()
-                self.board.tell(status="dark: measuring", arm=steps_arm)
+                self.board.tell(status="dark: measuring", arm=wanted.arm)
                 run = measured.measure(wanted, self.seconds, self._store, lambda what:
                                        self.board.tell(busy=f"measuring: {what}"))
         finally:
             self._measuring = False
         self.runs.append(run)
         self._notes.append(wanted.notes)
-        self.board.tell(table=measured.runs_table(self.runs, self._notes).to_html())
+        self.board.tell(table=measured.runs_table(
+            self.runs, self._notes, self.case.measured).to_html())
         self.feed.mark("measured")
         if stalled and self.state == "open":
-            self._play(steps_of(steps_arm, self.values))
+            self._play(wanted.arm)
         row = run.arms[0]
         return f"measured {row['arm']} under {row['policy']}: {row['state']}; {row['reason']}"
 
@@ -424,10 +469,12 @@ class LivePanel:
         if found is None:
             self.board.tell(span="the selected span holds fewer than two samples")
             return
+        more = "".join(f"{found[name]:,.0f} {words}, " for name, words in self.case.span)
         self.board.tell(span=(
             f"{begun:.1f} to {ended:.1f} s ({found['samples']:,.0f} samples): "
-            f"{found['waits']:,.0f} waits/s, {found['wasted']:,.0f} wasted/s, worker CPU "
-            f"{found['cpu']:,.1f} ms/s, on queue {found['on_queue']:.3f} of the time"))
+            f"{found['waits']:,.0f} waits/s, {found['wasted']:,.0f} wasted/s, {more}"
+            f"{self.case.words.one} CPU {found['cpu']:,.1f} ms/s, on queue "
+            f"{found['on_queue']:.3f} of the time"))
 
     def _command(self) -> str:
         try:
@@ -453,17 +500,23 @@ class LivePanel:
                             lost=self.feed.lost)
 
     def _strip(self) -> dict[str, Any]:
-        cap = float(self.values["wait_cap_ms"])
-        look_ns = int(self.judge.look_s(cap) * 1e9)
-        flat = self.feed.samples.since(time.monotonic_ns() - look_ns)
-        flat = flat[flat["worker"] == 0]
+        rules = self.case.rules
+        cap = float(self.values[rules.cap]) if rules.cap else 0.0
+        begun = time.monotonic_ns() - int(self.judge.look_s(cap) * 1e9)
+        flat = self.feed.samples.ends(max(begun, self.judge.changed_ns + 1))
+        if len(flat) < 2:
+            flat = self.feed.samples.ends(begun)
         if len(flat) and flat["ended"][-1]:
-            return strip(_ENDED, [])
-        connections = self.server.connections()
-        stalled = any(c.sending or c.write_buf or c.send_buf or c.outstanding or c.handler_running
-                      for c in connections)
-        now = self.judge.judge(flat, self.server.policy.choices, cap, stalled)
-        return strip(now, connections)
+            return self._stopped()
+        look = self.case.look(self.server)
+        reads = self.party.reads
+        now = self.judge.judge(flat, self.server.policy.choices, cap, look.stalled or reads,
+                               moves=reads)
+        return strip(now, look, self.case.strip)
+
+    def _stopped(self) -> dict[str, Any]:
+        reason = f"the {self.case.words.one} has left its loop; press start again"
+        return strip(Now("stopped", reason, "", "", ""), _NOBODY, self.case.strip)
 
     def _status(self) -> str:
         if self.feed.paused:
@@ -479,7 +532,8 @@ class LivePanel:
             return False
 
     def _ended(self, error: RinglabError) -> None:
-        self.board.tell(running=False, strip=strip(_ENDED, []), status="server stopped")
+        self.board.tell(running=False, strip=self._stopped(),
+                        status=f"{self.case.words.one} stopped")
         self.board.say(brief(error), error=True)
 
     def _failed(self, error: BaseException) -> None:
@@ -490,37 +544,38 @@ class LivePanel:
         if self.state == "open":
             self.board.say(brief(error), error=True)
 
+    def _named(self) -> AnyPolicy:
+        """The policy, or the first one where it was written in Python (and may fail)."""
+        choices = self.server.policy.choices
+        return self.case.policy if OWN in choices.values() else dict(choices)
 
-def _setup() -> dict[str, Any]:
+
+def _picture(case: LiveCase) -> dict[str, Any]:
     from bokeh.embed.util import standalone_docs_json_and_render_items
 
     from lab.live import figures
     from lab.live.stream import legend
     from lab.plots.style import FLOOR
 
-    _, plots = figures.layout()
+    _, plots = figures.layout(case)
     docs, items = standalone_docs_json_and_render_items([plot.figure for plot in plots])
     return {
         "docs": docs, "docid": items[0].docid,
         "plots": [{"id": plot.figure.id, "name": plot.name, "title": plot.title,
                    "legend": legend(plot.keys)} for plot in plots],
-        "columns": list(COLUMNS), "logs": list(RATES), "seconds": figures.SECONDS, "floor": FLOOR,
+        "columns": list(case.shape.names), "logs": list(case.shape.rates),
+        "seconds": figures.SECONDS, "floor": FLOOR,
     }
-
-
-def _named(server: RingServer) -> AnyPolicy:
-    """The server's policy, or the shipped one where it was written in Python (and may fail)."""
-    choices = server.policy.choices
-    return "shipped" if OWN in choices.values() else dict(choices)
 
 
 ACTIONS: dict[str, Callable[..., str | None]] = {
     "stall": lambda panel: panel._stall(),
     "reconnect": lambda panel: panel._stall(),
-    "preset": lambda panel, arm: panel._preset(arm),
+    "preset": lambda panel, arm, policy="": panel._preset(arm, policy),
     "read": lambda panel, size=65536: panel._act(
         f"read {size:,} bytes", lambda: panel.party.read(size)),
     "read all": lambda panel: panel._act("read all", panel.party.read_all),
+    "release": lambda panel: panel._act("release", panel._release),
     "poke": lambda panel: panel._act("poke", panel.party.poke),
     "half-close": lambda panel: panel._act("half-close", panel.party.half_close),
     "reset": lambda panel: panel._act("reset", panel.party.reset),

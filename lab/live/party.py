@@ -1,57 +1,52 @@
-"""The panel's own clients: so many connections that ask for the same and then do not read."""
+"""The panel's own clients: so many connections that do the same, and what the buttons make them do.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine import RingServer
+from engine.base import Engine
 from engine.errors import RinglabError
 from lab.choreography import (
     FIRST,
-    SEND_WAITS,
-    Ask,
     Choreography,
-    Connect,
+    Pace,
     Player,
     Poke,
     Settle,
+    Stall,
     Step,
-    requests_seen,
 )
 from lab.clients import ClientError
-from lab.dirty_list import SMALL, stall_of
-from lab.parameters import Value
+from lab.live.case import Scene
 
 PATIENCE_S = 1.0
 _SETTLE_S = 1.5
-# One choreography of many clients settles once for all of them.
-_LONE = (Settle, Poke)
-
-
-def steps_of(arm: str | None, values: Mapping[str, Value]) -> Choreography:
-    """What a client does: the arm's own choreography, or one like it for what is no arm."""
-    if arm is not None:
-        return stall_of(arm, values).steps
-    depth = int(values["depth"])
-    steps: Choreography = (
-        Connect(rcvbuf=int(values["rcvbuf"])),
-        Ask(str(values["route"]), int(values["response_size"])),
-        Settle(SEND_WAITS),
-    )
-    if depth > 1:
-        steps += (Ask(str(values["route"]), SMALL, count=depth - 1), Settle(requests_seen(depth)))
-    return steps
+# One choreography of many clients settles, and waits, once for all of them.
+_LONE = (Settle, Poke, Stall)
+# A paced client looks whether it is to go on so many times a second.
+_LOOKS_PER_S = 8
 
 
 class Party:
-    """The connections of one panel to its server. Not for two threads at once."""
+    """The connections of one panel to its server. Not for two threads at once.
 
-    def __init__(self, server: RingServer) -> None:
-        self._server = server
+    ``trouble`` is told in words, on another thread, when what is played beside the buttons breaks
+    off.
+    """
+
+    def __init__(
+        self, server: Engine, trouble: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self._server, self._trouble = server, trouble
         self._players: list[Player] = []
+        self._beside: list[threading.Thread] = []
+        self._enough = threading.Event()
+        self._scene = Scene(())
         self.poked = False
         """Whether somebody was poked since the stall began."""
 
@@ -60,18 +55,26 @@ class Party:
         """Connections that were opened and not put away."""
         return len(self._players)
 
-    def stall(self, steps: Choreography, count: int) -> list[str]:
-        """Everybody connects anew, asks, and reads nothing; returns what did not come about."""
+    @property
+    def reads(self) -> bool:
+        """Whether the clients are reading at a pace."""
+        return any(each.is_alive() for each in self._beside)
+
+    def play(self, scene: Scene, count: int) -> list[str]:
+        """Everybody connects anew and does its steps; returns what did not come about."""
         self.close()
+        self._scene = scene
         self._players = [self._player() for _ in range(count)]
-        self.poked = any(isinstance(step, Poke) for step in steps)
-        for step in steps:
+        self.poked = any(isinstance(step, Poke) for step in scene.steps)
+        for step in scene.steps:
             if isinstance(step, Settle):
                 step = replace(step, most=min(step.most, _SETTLE_S))
             doing: Sequence[Player] = self._players[-1:] if isinstance(step, _LONE) \
                 else self._players
             for player in doing:
-                self._play(player, step)
+                self._step(player, step)
+        if scene.meanwhile:
+            self._begin_beside(scene.meanwhile)
         return list(dict.fromkeys(line for player in self._players for line in player.troubles))
 
     def read(self, size: int) -> str:
@@ -82,10 +85,18 @@ class Party:
     def read_all(self) -> str:
         """Everybody reads all that was asked for; says whether it was whole and in order."""
         begun = time.monotonic()
-        each_whole = [each.client().read_all() for each in self._open()]
-        got = sum(each.client().stream.received for each in self._players)
+        players = self._open()
+        for each in players:
+            each.troubles.clear()
+            each.play(self._scene.drain)
+        streams = [each.client().stream for each in players]
+        got = sum(stream.received for stream in streams)
         took = (time.monotonic() - begun) * 1e3
-        order = "every byte in order" if all(each_whole) else "not whole"
+        whole = all(stream.complete and stream.in_order for stream in streams)
+        if whole:
+            order = "every byte in order"
+        else:
+            order = f"not whole: {got:,} of {sum(stream.expected for stream in streams):,} came"
         return f"read all: {got:,} bytes of body since connecting, {order}{self._fault()}; " \
                f"{took:,.0f} ms"
 
@@ -94,6 +105,11 @@ class Party:
         player = self._player()
         self.poked = True
         return f"poke answered after {player.poke(Poke(patience=PATIENCE_S * 3)):,.1f} ms"
+
+    def release(self, steps: Choreography) -> str:
+        """Whoever is asked lets go what it holds back."""
+        self._player().play(steps)
+        return "the origin goes on with every request that it held back"
 
     def half_close(self) -> str:
         """Everybody sends FIN."""
@@ -115,6 +131,7 @@ class Party:
 
     def close(self) -> None:
         """Puts everybody away; harmless when repeated."""
+        self._end_beside()
         players, self._players = self._players, []
         self.poked = False
         for each in players:
@@ -122,6 +139,37 @@ class Party:
                 each.close()
             except (OSError, RuntimeError):
                 pass  # it is in use by a thread that will find its socket closed
+
+    # -- what goes on beside the buttons ---------------------------------------------------------
+
+    def _begin_beside(self, steps: Choreography) -> None:
+        self._enough = threading.Event()
+        self._beside = [
+            threading.Thread(target=self._again, args=(each, steps, self._enough),
+                             name="ringlab-paced", daemon=True)
+            for each in self._players
+        ]
+        for thread in self._beside:
+            thread.start()
+
+    def _end_beside(self) -> None:
+        self._enough.set()
+        for thread in self._beside:
+            thread.join(2 * PATIENCE_S)
+        self._beside = []
+
+    def _again(self, player: Player, steps: Choreography, enough: threading.Event) -> None:
+        """Plays the steps over and over, with a look after each small part of a paced read."""
+        try:
+            while not enough.is_set():
+                for step in steps:
+                    if not isinstance(step, Pace):
+                        player.play((step,))
+                    elif not _paced(player, step, enough):
+                        raise ClientError(str(player.delivered()["fault"]))
+        except (RinglabError, OSError, ValueError) as error:
+            if not enough.is_set():
+                self._trouble(f"the paced client stopped: {brief(error)}")
 
     def _player(self) -> Player:
         return Player(self._server.host, self._server.port, watch=self._watch,
@@ -131,6 +179,7 @@ class Party:
         return self._server.counters()
 
     def _open(self) -> list[Player]:
+        self._end_beside()
         if not self._players:
             raise ClientError("no client is connected: press stall first")
         return self._players
@@ -140,8 +189,20 @@ class Party:
         return f"; wrong: {faults[0]}" if faults else ""
 
     @staticmethod
-    def _play(player: Player, step: Step) -> None:
+    def _step(player: Player, step: Step) -> None:
         player.play((step,))
+
+
+def _paced(player: Player, step: Pace, enough: threading.Event) -> bool:
+    """Reads a step's bytes in parts; False when it was enough, or nothing came any more."""
+    client, left = player.client(step.client), step.size
+    part = max(1, int(step.bytes_per_s / _LOOKS_PER_S))
+    while left > 0:
+        wanted = min(part, left)
+        if enough.is_set() or client.read(wanted, step.bytes_per_s) < wanted:
+            return False
+        left -= wanted
+    return client.stream.in_order
 
 
 def brief(error: BaseException) -> str:

@@ -3,7 +3,8 @@
 A measured run has an idle window taken just before, in the dark, and tests stop and write timeout;
 the strip of a live panel has the last second of samples. So the idle window here is the newest
 stretch without a stall under the same policy (or, where there was none yet, what that policy's idle
-wait makes), and whether stop would be honoured is read from the wait that the worker is in.
+wait makes), and whether stop would be honoured is read from the wait that the loop is in. How a
+wait is read and how often an idle loop makes one, each engine's :class:`lab.live.case.Rules` say.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab import palette
+from lab.live.case import Rules
 from lab.measure import Window
 from lab.verdict import PERIODS, judge
 
@@ -29,7 +31,7 @@ IDLE_LOOK = palette.Look(IDLE, palette.GREEN, "circle", "○", "no client stalls
 
 @dataclass(frozen=True)
 class Now:
-    """What the newest samples say: the word, its reason, and the wait the worker is in."""
+    """What the newest samples say: the word, its reason, and the wait the loop is in."""
 
     state: str
     reason: str
@@ -49,7 +51,8 @@ UNKNOWN = Now("undecided", "no samples yet", "", "", "")
 class LiveJudge:
     """Judges stretches of samples; remembers the idle window of each policy and cap."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules, one: str = "worker") -> None:
+        self._rules, self._one = rules, one
         self._idle: dict[tuple[Any, ...], Window] = {}
         self.changed_ns = 0
 
@@ -63,14 +66,15 @@ class LiveJudge:
 
     def judge(
         self, flat: NDArray[np.void], choices: Mapping[str, str], cap_ms: float, stalled: bool,
-        by_design: bool = False,
+        by_design: bool = False, moves: bool = False,
     ) -> Now:
-        """The state now. ``flat`` the newest samples of one worker, ``stalled`` whether a client
-        is owed something that it does not read."""
+        """The state now. ``flat`` the newest samples of one loop, ``stalled`` whether a client
+        is owed something that it does not read, ``moves`` whether it reads, slowly."""
         if len(flat) < 2:
             return UNKNOWN
         last = flat[-1]
-        wait = (str(last["last_mode"]), str(last["last_why"]), timeout_text(last))
+        seen = self._rules.wait(last)
+        wait = (seen.mode, seen.why, seen.timeout)
         stretch = flat[flat["t_ns"] > self.changed_ns]
         if len(stretch) < 2 or _seconds(stretch) < SETTLING_S:
             return Now("undecided", "something was changed just now: it settles", *wait)
@@ -78,28 +82,31 @@ class LiveJudge:
         key = (tuple(sorted(choices.items())), cap_ms)
         if not stalled:
             return Now(*self._when_idle(key, window, choices, cap_ms), *wait)
-        idle = self._idle.get(key) or expected_idle(choices, cap_ms, window)
-        deaf = bool(last["waiting"]) and wait[0] == "untimed"
-        verdict = judge(idle, window, honours_stop=not deaf, honours_write_timeout=not deaf,
-                        polls_by_design=by_design)
+        idle = self._idle.get(key) or self._expected(choices, cap_ms, window)
+        heard = not seen.deaf
+        verdict = judge(idle, window, honours_stop=heard, honours_write_timeout=heard,
+                        polls_by_design=by_design, moves=moves)
         return Now(verdict.state, verdict.reason, *wait)
 
     def _when_idle(
         self, key: tuple[Any, ...], window: Window, choices: Mapping[str, str], cap_ms: float
     ) -> tuple[str, str]:
-        expected = expected_idle(choices, cap_ms, window)
+        expected = self._expected(choices, cap_ms, window)
         verdict = judge(expected, window, honours_stop=True, honours_write_timeout=True)
         if verdict.state != "quiet":
             return verdict.state, verdict.reason
         if window.seconds >= LOOK_S / 2:
             self._idle[key] = window
         rate = window.waits_per_s or 0.0
-        return IDLE, (f"no client stalls; {rate:,.0f} waits/s, worker CPU "
+        return IDLE, (f"no client stalls; {rate:,.0f} waits/s, {self._one} CPU "
                       f"{window.cpu_ms_per_s:,.1f} ms/s")
+
+    def _expected(self, choices: Mapping[str, str], cap_ms: float, like: Window) -> Window:
+        return expected_idle(self._rules.idle_per_s(choices, cap_ms), cap_ms, like)
 
 
 def window_of(name: str, flat: NDArray[np.void]) -> Window:
-    """A stretch of one worker's samples as the verdict wants it."""
+    """A stretch of one loop's samples as the verdict wants it."""
     a, b = flat[0], flat[-1]
     elapsed = max(1, int(b["t_ns"] - a["t_ns"]))
     seconds = elapsed / 1e9
@@ -124,9 +131,8 @@ def window_of(name: str, flat: NDArray[np.void]) -> Window:
     )
 
 
-def expected_idle(choices: Mapping[str, str], cap_ms: float, like: Window) -> Window:
-    """What an idle loop does by its own rule: a wait each ``cap_ms``, or none at all."""
-    rate = 0.0 if choices.get("idle") == "tickless" else 1e3 / cap_ms
+def expected_idle(rate: float, cap_ms: float, like: Window) -> Window:
+    """What an idle loop does by its own rule: ``rate`` waits a second."""
     return Window(
         name=IDLE, seconds=max(like.seconds, 1.1 * PERIODS * cap_ms / 1e3), waits_per_s=rate,
         wasted_per_s=0.0, iterations_per_s=rate, cpu_ms_per_s=0.0, process_cpu_ms_per_s=0.0,
@@ -137,8 +143,6 @@ def expected_idle(choices: Mapping[str, str], cap_ms: float, like: Window) -> Wi
 
 def timeout_text(sample: Any) -> str:
     """The timeout of the newest wait in words: none, 0, 25 ms."""
-    if str(sample["last_mode"]) in ("submit", "skip"):
-        return "does not wait"
     ns = int(sample["last_timeout_ns"])
     if ns < 0:
         return "none"

@@ -25,16 +25,17 @@ from lab.runs import Run
 from lab.static import Key, Picture
 
 BIN_S = 0.05
-# Why a wait was made as it was: those that could not block have warm or dark colours.
 WHYS = {
-    "list": ("list not empty: zero timeout", palette.VERMILION),
-    "overdue": ("deadline passed: zero timeout", palette.ORANGE),
-    "owed": ("owes a re-arm: zero timeout", palette.YELLOW),
-    "ready": ("completions were ready", palette.BLACK),
-    "send": ("SEND just prepared: no timeout", palette.PURPLE),
-    "idle": ("idle: periodic timeout", palette.BLUE),
-    "deadline": ("sleeps to a deadline", palette.SKY),
-    "event": ("sleeps until an event", palette.GREEN),
+    why: (words, palette.WHYS[why]) for why, words in {
+        "list": "list not empty: zero timeout",
+        "overdue": "deadline passed: zero timeout",
+        "owed": "owes a re-arm: zero timeout",
+        "ready": "completions were ready",
+        "send": "SEND just prepared: no timeout",
+        "idle": "idle: periodic timeout",
+        "deadline": "sleeps to a deadline",
+        "event": "sleeps until an event",
+    }.items()
 }
 _RATES = ("iterations", "waits", "wasted", *(f"why_{why}" for why in WHYS))
 _HEIGHTS = (165, 165, 150, 130)

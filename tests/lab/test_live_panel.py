@@ -19,7 +19,8 @@ from engine.policy import table
 from engine.views import LoopView
 from lab import experiment, mode
 from lab.clients import Client
-from lab.live import controls, measured, opening, presets
+from lab.live import measured, opening
+from lab.live.dirty_list import LIVE
 from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels, replaced
 from lab.live.party import brief
 from lab.runs import RunStore
@@ -81,7 +82,7 @@ def ours() -> list[str]:
 
 
 def test_controls_are_the_experiment_s_parameters() -> None:
-    made = controls.panel_controls(CASE.parameters)
+    made = LIVE.controls(CASE.parameters)
     for name, control in made.items():
         spec = control.spec(control.parameter.default)
         assert spec["label"]
@@ -103,9 +104,8 @@ def test_every_decision_is_offered_with_the_shipped_choice_marked(panel: LivePan
 
 
 def test_every_arm_has_a_preset_with_a_sentence() -> None:
-    made = presets.presets(CASE)
-    assert [preset.arm for preset in made] == [arm.name for arm in CASE.arms]
-    assert all(preset.watch.endswith(".") for preset in made)
+    assert list(LIVE.presets) == [arm.name for arm in CASE.arms]
+    assert all(preset.watch.endswith(".") for preset in LIVE.presets.values())
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [
@@ -335,11 +335,11 @@ def test_in_a_batch_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copied_parameters_repeat_the_measurement() -> None:
     values = {name: control.parameter.default
-              for name, control in controls.panel_controls(CASE.parameters).items()}
+              for name, control in LIVE.controls(CASE.parameters).items()}
     from engine import resolve
 
-    plan = measured.plan(CASE, {**values, "rcvbuf": 8192, "depth": 3},
-                         resolve("shipped", membership="leave"), False, False)
+    plan = measured.plan(LIVE, {**values, "rcvbuf": 8192, "depth": 3},
+                         resolve("shipped", membership="leave"), False, "")
     assert plan.arm == "async+pipelined"
     assert "-p rcvbuf=8192" in plan.command
     assert "-p depth=3" in plan.command
@@ -353,14 +353,14 @@ def test_copied_parameters_repeat_the_measurement() -> None:
 
 def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
     values = {name: control.parameter.default
-              for name, control in controls.panel_controls(CASE.parameters).items()}
+              for name, control in LIVE.controls(CASE.parameters).items()}
     from engine import resolve
 
     with pytest.raises(UsageError, match="no arm for these settings"):
-        measured.plan(CASE, {**values, "route": "sync", "depth": 2}, resolve("shipped"),
-                      False, False)
+        measured.plan(LIVE, {**values, "route": "sync", "depth": 2}, resolve("shipped"),
+                      False, "")
     with pytest.raises(UsageError, match="written in Python"):
-        measured.plan(CASE, values, resolve(Divides), False, False)
+        measured.plan(LIVE, values, resolve(Divides), False, "")
 
 
 def test_actions_are_known_by_name(panel: LivePanel) -> None:

@@ -13,9 +13,9 @@ import pytest
 from engine import RingServer
 from engine.counters import sample_dtype
 from engine.errors import MachineError, UsageError
-from lab.live import series
+from lab.live.dirty_list import SHAPE
 from lab.live.feed import Feed
-from lab.live.series import COLUMNS, Decimator, Samples, differs, pack, span_figures
+from lab.live.series import Decimator, Rows, Samples, differs, pack, span_figures
 from lab.live.stream import GONE_S, RELOAD_S, SEEN_S, Watch
 
 MS = 1_000_000
@@ -35,13 +35,18 @@ class FakeView:
     def rows(self) -> np.ndarray[Any, Any]:
         """Every row of every frame, as the page would take them apart."""
         parts = [
-            np.frombuffer(buffer, dtype="<f8").reshape(len(COLUMNS), message["count"]).T
+            np.frombuffer(buffer, dtype="<f8").reshape(len(SHAPE.names), message["count"]).T
             for message, buffer in self.sent if message["kind"] == "rows"
         ]
-        return np.concatenate(parts) if parts else np.zeros((0, len(COLUMNS)))
+        return np.concatenate(parts) if parts else np.zeros((0, len(SHAPE.names)))
 
     def marks(self) -> list[str]:
         return [mark["text"] for message, _ in self.sent for mark in message.get("marks", [])]
+
+
+def column(rows: Rows, name: str) -> Any:
+    """One column of rows, by name."""
+    return rows[:, SHAPE.at[name]]
 
 
 class Clock:
@@ -81,27 +86,27 @@ def server() -> Iterator[RingServer]:
 
 
 def test_rows_are_the_rates_between_their_ends() -> None:
-    flat = Samples().add(made_up(101))
-    cut = Decimator(0, 0.1)
+    flat = Samples(SHAPE.layout).add(made_up(101))
+    cut = Decimator(SHAPE, 0, 0.1)
     assert len(cut.rows(flat[:1], 0.0)) == 0
     rows = cut.rows(flat[1:], 7.0)
     assert len(rows) == 10
-    assert np.allclose(series.column(rows, "iterations"), 100)
-    assert np.allclose(series.column(rows, "why_idle"), 100)
-    assert np.allclose(series.column(rows, "cpu"), 100)  # ms per s
-    assert np.allclose(series.column(rows, "queued"), 200)
-    assert np.allclose(series.column(rows, "outq_kib"), 7)
-    assert np.allclose(series.column(rows, "t"), np.arange(1, 11) / 10)
+    assert np.allclose(column(rows, "iterations"), 100)
+    assert np.allclose(column(rows, "why_idle"), 100)
+    assert np.allclose(column(rows, "cpu"), 100)  # ms per s
+    assert np.allclose(column(rows, "queued"), 200)
+    assert np.allclose(column(rows, "outq_kib"), 7)
+    assert np.allclose(column(rows, "t"), np.arange(1, 11) / 10)
 
 
 def test_every_count_is_in_exactly_one_row_however_the_samples_come() -> None:
-    flat = Samples().add(made_up(400, waits=3))
-    cut = Decimator(0, 0.1)
+    flat = Samples(SHAPE.layout).add(made_up(400, waits=3))
+    cut = Decimator(SHAPE, 0, 0.1)
     rng = np.random.default_rng(7)
     edges = [0, *sorted(rng.integers(1, 399, 25).tolist()), 400]
     rows = [cut.rows(flat[a:b], 0.0) for a, b in itertools.pairwise(edges) if b > a]
-    t = np.concatenate([series.column(part, "t") for part in rows])
-    rates = np.concatenate([series.column(part, "iterations") for part in rows])
+    t = np.concatenate([column(part, "t") for part in rows])
+    rates = np.concatenate([column(part, "iterations") for part in rows])
     counted = np.sum(rates * np.diff(np.concatenate([[0.0], t])))
     # All but what came after the newest row.
     assert counted == pytest.approx(3 * round(t[-1] * 100))
@@ -109,36 +114,36 @@ def test_every_count_is_in_exactly_one_row_however_the_samples_come() -> None:
 
 
 def test_a_server_that_was_started_again_makes_no_row_with_a_huge_rate() -> None:
-    cut = Decimator(0, 0.1)
-    samples = Samples()
+    cut = Decimator(SHAPE, 0, 0.1)
+    samples = Samples(SHAPE.layout)
     cut.rows(samples.add(made_up(50, waits=9)), 0.0)
     rows = cut.rows(samples.add(made_up(50, begun_ms=600)), 0.0)
     assert np.all(np.abs(rows) < 1e4)
-    assert np.all(series.column(rows, "iterations") >= 0)
+    assert np.all(column(rows, "iterations") >= 0)
 
 
 def test_a_buffer_is_columns_of_little_endian_float64() -> None:
-    rows = np.arange(2.0 * len(COLUMNS)).reshape(2, len(COLUMNS))
-    back = np.frombuffer(pack(rows), dtype="<f8").reshape(len(COLUMNS), 2).T
+    rows = np.arange(2.0 * len(SHAPE.names)).reshape(2, len(SHAPE.names))
+    back = np.frombuffer(pack(rows), dtype="<f8").reshape(len(SHAPE.names), 2).T
     assert np.array_equal(rows, back)
 
 
 def test_an_idle_loop_s_jitter_is_no_change_but_a_spin_is() -> None:
-    row = np.zeros(len(COLUMNS))
-    at = {name: number for number, name in enumerate(COLUMNS)}
+    row = np.zeros(len(SHAPE.names))
+    at = {name: number for number, name in enumerate(SHAPE.names)}
     row[at["iterations"]] = 40
     near, spin, listed = row.copy(), row.copy(), row.copy()
     near[at["iterations"]] = 50
     spin[at["iterations"]] = 40_000
     listed[at["list_length"]] = 1
-    assert differs(row, None, 0.1)
-    assert not differs(near, row, 0.1)
-    assert differs(spin, row, 0.1)
-    assert differs(listed, row, 0.1)
+    assert differs(SHAPE, row, None, 0.1)
+    assert not differs(SHAPE, near, row, 0.1)
+    assert differs(SHAPE, spin, row, 0.1)
+    assert differs(SHAPE, listed, row, 0.1)
 
 
 def test_the_figures_of_a_span_come_from_its_samples() -> None:
-    samples = Samples()
+    samples = Samples(SHAPE.layout)
     samples.add(made_up(101, waits=2))
     found = span_figures(samples.since(200 * MS, 700 * MS))
     assert found is not None
@@ -148,7 +153,7 @@ def test_the_figures_of_a_span_come_from_its_samples() -> None:
 
 
 def test_old_samples_give_way() -> None:
-    samples = Samples(seconds=1.0)
+    samples = Samples(SHAPE.layout, seconds=1.0)
     for begun in range(0, 5000, 100):
         samples.add(made_up(10, begun_ms=begun))
     kept = samples.since(0)
@@ -224,7 +229,7 @@ def feeding(server: RingServer, watched: bool = True) -> tuple[Feed, FakeView, W
     view, watch = FakeView(), Watch()
     if watched:
         watch.hello("test")
-    return Feed(server, view, watch, FAST), view, watch  # type: ignore[arg-type]
+    return Feed(server, view, watch, SHAPE, FAST), view, watch  # type: ignore[arg-type]
 
 
 def complete(feed: Feed) -> None:
@@ -247,7 +252,7 @@ def test_no_sample_is_lost_while_it_streams(server: RingServer) -> None:
     complete(feed)
     rows = view.rows()
     assert len(rows) >= 2
-    assert np.all(np.diff(series.column(rows, "t")) > 0)
+    assert np.all(np.diff(column(rows, "t")) > 0)
 
 
 def test_paused_nothing_is_sent_and_everything_is_kept(server: RingServer) -> None:
@@ -266,7 +271,7 @@ def test_paused_nothing_is_sent_and_everything_is_kept(server: RingServer) -> No
     finally:
         assert feed.close()
     complete(feed)
-    t = series.column(view.rows(), "t")
+    t = column(view.rows(), "t")
     assert np.max(np.diff(t)) < 0.35, "the picture caught up without a gap"
 
 
@@ -339,4 +344,4 @@ def test_a_dragged_slider_leaves_one_mark(server: RingServer) -> None:
 
 def test_a_rate_out_of_range_is_refused(server: RingServer) -> None:
     with pytest.raises(UsageError, match="2 to 20 frames a second"):
-        Feed(server, FakeView(), Watch(), 60.0)  # type: ignore[arg-type]
+        Feed(server, FakeView(), Watch(), SHAPE, 60.0)  # type: ignore[arg-type]

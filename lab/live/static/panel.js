@@ -1,16 +1,6 @@
-// The page of the live panel. It holds no facts of its own: the kernel tells them, this shows them.
+// The page of the live panel. It holds no facts of its own, and knows no engine: the kernel tells
+// what there is and how it is called, this shows it.
 
-const BUTTONS = [
-  ["stall", "Connect anew, ask, and read nothing"],
-  ["read", "Read this many bytes"],
-  ["read all", "Read everything that was asked for, and check it"],
-  ["poke", "One small request on another connection"],
-  ["half-close", "Send FIN, keep reading"],
-  ["reset", "Close with RST"],
-  ["reconnect", "Close, connect with the present settings, ask again"],
-  ["stop", "Ask the worker to stop as the real system does: a flag that it looks at when it wakes"],
-  ["start again", "A fresh worker under the present policy"],
-];
 const STATUS = {
   live: "live", paused: "paused: samples are kept", dark: "dark window: nothing is streamed",
 };
@@ -40,9 +30,11 @@ class PanelPage {
     });
     this.message = el("p", { class: "rl-message", role: "status", "aria-live": "polite" });
     this.presets = el("div", { class: "rl-presets", role: "group", "aria-label": "Arms" });
+    this.quick = el("div", { class: "rl-presets", role: "group", "aria-label": "Policies" });
     this.watch = el("p", { class: "rl-watch", "aria-live": "polite" });
     this.left = el("div", { class: "rl-left" });
-    this.buttons = this.makeButtons();
+    this.buttons = el("div",
+      { class: "rl-buttons", role: "group", "aria-label": "What clients do" });
     this.connections = el("div", { class: "rl-strip" });
     this.plots = el("div", { class: "rl-plots" });
     this.zoom = button("zoom to span", "Show the selected span alone", () => this.picture.zoom());
@@ -54,7 +46,8 @@ class PanelPage {
     this.root.replaceChildren(
       el("header", { class: "rl-top" }, this.state, this.reason),
       el("div", { class: "rl-arms" }, el("strong", {}, "Arms"), this.presets,
-        el("span", { class: "rl-right" }, this.status, this.pause, this.scale)), this.watch,
+        el("span", { class: "rl-right" }, this.status, this.pause, this.scale)),
+      this.quick, this.watch,
       el("div", { class: "rl-columns" }, this.left,
         el("div", { class: "rl-main" }, this.buttons, this.message, this.connections, this.plots,
           el("div", { class: "rl-row rl-below" }, this.zoom, this.following, this.span),
@@ -62,26 +55,23 @@ class PanelPage {
       this.table);
   }
 
-  makeButtons() {
+  makeButtons(buttons) {
     this.size = el("input", {
       type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read", title: "bytes to read",
       inputmode: "numeric",
     });
-    const group = el("div", { class: "rl-buttons", role: "group", "aria-label": "What clients do" });
-    for (const [name, help] of BUTTONS) {
-      const made = button(name === "read" ? "read" : name, help, () => this.press(name),
-        { "data-action": name });
-      group.append(made);
-      if (name === "read") {
-        group.append(this.size);
+    for (const { action, label, what } of buttons) {
+      this.buttons.append(button(label || action, what, () => this.press(action),
+        { "data-action": action }));
+      if (action === "read") {
+        this.buttons.append(this.size);
       }
     }
-    group.append(
+    this.buttons.append(
       button("measure this", "A real run of these settings: idle, stall, drain, in the dark",
         () => this.press("measure"), { class: "rl-primary", "data-action": "measure" }),
       button("copy parameters", "The papermill parameters and the command that repeat it",
         () => this.copy()));
-    return group;
   }
 
   press(name) {
@@ -116,6 +106,7 @@ class PanelPage {
       return;
     }
     this.isSetUp = true;
+    this.makeButtons(message.buttons);
     this.makeControls(message);
     await bokeh.ready(() => this.send({ kind: "hello", bokeh: false }));
     await this.picture.setup(message);
@@ -125,7 +116,12 @@ class PanelPage {
   makeControls(message) {
     const set = (name, value) => this.send({ kind: "set", name, value });
     this.set = set;
-    const numbers = el("fieldset", {}, el("legend", {}, "Clients and server"));
+    this.words = message.words;
+    if (message.wide) {
+      this.left.parentElement.before(this.connections);
+    }
+    this.arms = new Map(message.controls.map((spec) => [spec.name, spec.arms]));
+    const numbers = el("fieldset", {}, el("legend", {}, message.words.settings));
     for (const spec of message.controls) {
       const control = spec.choices === undefined
         ? new NumberControl(spec, set) : new ChoiceControl(spec, set);
@@ -144,7 +140,18 @@ class PanelPage {
     this.presets.replaceChildren(...message.presets.map((preset) =>
       button(preset.arm, preset.what, () =>
         this.send({ kind: "do", action: "preset", arm: preset.arm }), { "data-arm": preset.arm })));
+    this.makeQuick(message.quick);
     this.apply(this.facts);
+  }
+
+  // The chosen arm anew, under another policy.
+  makeQuick(policies) {
+    if (policies.length > 0) {
+      this.quick.replaceChildren(el("strong", {}, "Anew under"), ...policies.map(({ name, what }) =>
+        button(name, what, () => this.send({
+          kind: "do", action: "preset", arm: this.facts.arm, policy: name,
+        }), { "data-quick": name })));
+    }
   }
 
   take(facts) {
@@ -200,6 +207,14 @@ class PanelPage {
       for (const made of this.presets.children) {
         made.setAttribute("aria-pressed", String(made.dataset.arm === facts.arm));
       }
+      for (const [name, arms] of this.arms ?? []) {
+        this.controls.get(name).root.hidden = arms.length > 0 && !arms.includes(facts.arm);
+      }
+    }
+    if (facts.policy !== undefined) {
+      for (const made of this.quick.querySelectorAll("button")) {
+        made.setAttribute("aria-pressed", String(made.dataset.quick === facts.policy.name));
+      }
     }
     this.showStatus();
   }
@@ -219,7 +234,7 @@ class PanelPage {
       made.disabled = dead || (measuring && made.dataset.action !== undefined);
     }
     const again = this.buttons.querySelector('[data-action="start again"]');
-    again.classList.toggle("rl-primary", running === false && !dead);
+    again?.classList.toggle("rl-primary", running === false && !dead);
   }
 
   showStrip(strip) {
@@ -229,25 +244,23 @@ class PanelPage {
     this.state.dataset.state = strip.state;
     this.reason.textContent = strip.reason;
     this.reason.title = strip.reason;
-    const heads = ["", "sending", "write_buf", "send_buf", "listed", "owes recv", "held",
-      "in the socket"];
-    const yes = (value) => (value ? "yes" : "·");
+    const { columns } = strip;
+    const what = this.words?.rows ?? "row";
     const rows = strip.rows.length > 0 ? strip.rows : [null];
     const body = rows.map((row) => el("tr", {},
-      el("th", { scope: "row" }, row === null ? "no connection" : row.name),
-      ...(row === null ? Array(7).fill("·") : [
-        yes(row.sending), row.write_buf.toLocaleString("en"), row.send_buf.toLocaleString("en"),
-        yes(row.listed), yes(row.owes_recv), yes(row.held),
-        row.outq < 0 ? "·" : row.outq.toLocaleString("en"),
-      ]).map((value) => el("td", {}, value))));
-    const more = strip.more ? [el("caption", {}, `and ${strip.more} more connections`)] : [];
-    const wait = el("p", { class: "rl-wait" }, "The wait: ",
-      el("strong", {}, `mode ${strip.mode || "·"}`), ", because of ",
-      el("strong", {}, strip.why || "·"), ", timeout ", el("strong", {}, strip.timeout || "·"));
-    this.connections.replaceChildren(wait, el("table", { "aria-label": "Connections and the wait" },
-      ...more,
-      el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
-      el("tbody", {}, ...body)));
+      el("th", { scope: "row" }, row === null ? `no ${what}` : row.name),
+      ...columns.map((column) => (row === null ? el("td", {}, "·") : cellOf(column, row)))));
+    const more = strip.more ? [el("caption", {}, `and ${strip.more} more ${what}s`)] : [];
+    const wait = strip.wait.flatMap(([name, value], i) =>
+      [i ? `, ${name} ` : name ? `${name} ` : "", el("strong", {}, value || "·")]);
+    this.connections.replaceChildren(el("p", { class: "rl-wait" }, "The wait: ", ...wait),
+      el("table", { "aria-label": `The wait, and each ${what}` }, ...more,
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this.words?.head ?? ""),
+          ...columns.map((column) => el("th", {
+            scope: "col", title: column.what || undefined,
+            class: typeof rows[0]?.[column.name] === "string" ? "rl-words" : undefined,
+          }, column.label)))),
+        el("tbody", {}, ...body)));
   }
 
   showPolicy(policy) {
@@ -282,6 +295,22 @@ class PanelPage {
   remove() {
     this.picture.remove();
   }
+}
+
+// Yes or nothing, a number, or words; behind a number of something that fills, a bar.
+function cellOf(column, row) {
+  const value = row[column.name];
+  const words = typeof value === "boolean" ? (value ? "yes" : "·")
+    : typeof value !== "number" ? value : value < 0 ? "·" : value.toLocaleString("en");
+  const cell = el("td", { class: typeof value === "string" ? "rl-words" : undefined }, words);
+  if (column.most > 0) {
+    cell.classList.add("rl-fill");
+    cell.style.setProperty("--rl-fill", `${Math.min(100, 100 * value / column.most)}%`);
+  }
+  if (typeof value === "string" && value.endsWith(": active")) {
+    cell.classList.add("rl-active");
+  }
+  return cell;
 }
 
 function inkOn(colour) {

@@ -109,11 +109,11 @@ class Picture {
   }
 
   scale(name) {
-    for (const other of ["log", "linear"]) {
-      const figure = this.figures?.get(`rates-${other}`);
-      if (figure !== undefined) {
-        figure.visible = other === name;
-        this.place.querySelector(`.rl-rates-${other}`).hidden = other !== name;
+    for (const [plot, figure] of this.figures ?? []) {
+      const scale = plot.split("-")[1];
+      if (scale !== undefined) {
+        figure.visible = scale === name;
+        this.place.querySelector(`.rl-${plot}`).hidden = scale !== name;
       }
     }
   }
