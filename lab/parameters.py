@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import MOST_SHOWN, UsageError, nearest, shown, unknown
+from engine.errors import MOST_SHOWN, UsageError, nearest, quoted, unknown
 
 Value = int | float | str | bool
 Kind = type[int] | type[float] | type[str] | type[bool]
