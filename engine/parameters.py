@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,6 +67,7 @@ LIVE: dict[str, Range | Words] = {
     "write_timeout_ms": Range(0, 0, 3_600_000, "ms (0: none)"),
     "wait_cap_ms": Range(25, 0.001, 60_000, "ms", real=True),
     "max_pipeline": Range(64, 1, 65_536, "requests"),
+    "max_handler_ms": Range(60_000, 0, 60_000, "ms (that a request may ask for)"),
     "so_sndbuf": Range(0, 0, 2**30, "bytes (0: the kernel's choice)"),
 }
 
@@ -203,14 +205,38 @@ def enum_value(entry: Range | Words, word: Setting) -> int:
 
 
 def check_host(host: Any, name: str = "host") -> str:
-    """A numeric address, as given; UsageError for a name, which the engine does not resolve."""
+    """A numeric address of one machine, as given.
+
+    UsageError for a name, which the engine does not resolve, and for an address of many machines,
+    which no TCP connection can have.
+    """
     try:
         if "%" in str(host):
             raise ValueError("scoped")
-        ipaddress.ip_address(str(host))
+        address = ipaddress.ip_address(str(host))
     except ValueError:
         raise UsageError(
             f"{name}={str(host)!r:.60} is not a numeric address; give one such as 127.0.0.1 or ::1 "
             "(names are not resolved)"
         ) from None
+    kind = "multicast" if address.is_multicast else "broadcast" if _broadcast(str(host)) else ""
+    if kind:
+        raise UsageError(
+            f"{name}={str(host)!r} is a {kind} address, and TCP is between two; give one such as "
+            "127.0.0.1"
+        )
     return str(host)
+
+
+def _broadcast(host: str) -> bool:
+    """Whether an IPv4 address is a broadcast one of a network here: only the kernel knows all."""
+    if ":" in host:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # which sends nothing
+        try:
+            asking.connect((host, 9))
+        except PermissionError:  # what it says of a broadcast address that was not allowed for
+            return True
+        except OSError:
+            pass
+    return False

@@ -14,7 +14,8 @@ from engine.binding import native, words
 from engine.counters import RELAY as LAYOUT
 from engine.counters import flatten
 from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
-from engine.errors import UsageError, check, unknown
+from engine.errors import check, given, unknown
+from engine.handle import Handle
 from engine.parameters import (
     BYTES,
     ERRNO,
@@ -52,7 +53,7 @@ def _socket(number: Any) -> int:
     return whole("socket", number, NUMBER)
 
 
-class RelayScript:
+class RelayScript(Handle):
     """One relay on the scripted backend.
 
     :param policy: a preset's name, a mapping, or a :class:`engine.RelayPolicy`; single decisions
@@ -106,8 +107,9 @@ class RelayScript:
         if caller is not None:
             self._callers.append(caller)
 
-    def _call(self, name: str, *given: Any) -> int:
-        result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *given)
+    def _call(self, name: str, *values: Any) -> int:
+        with given(name):
+            result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *values)
         self.check()
         return check(result, name)
 
@@ -234,7 +236,7 @@ class RelayScript:
         ffi, lib = native()
         phases = words("rl_relay_phase")
         if name not in phases:
-            raise UsageError(f"unknown phase '{name}'; choose from: {', '.join(phases)}")
+            raise unknown("phase", str(name), phases)
         out = ffi.new("rl_relay_wait *")
         result = lib.rl_relay_script_phase(self._script, phases.index(name), out)
         self.check()

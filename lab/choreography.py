@@ -9,15 +9,17 @@ where there are counters it waits for the state that the next step needs, else f
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from engine.errors import UsageError
+from engine.errors import UsageError, quoted
+from engine.handle import Handle
 from lab.clients import PATIENCE_S, Client, ClientError
-from lab.origin import RELEASE, Object
+from lab.origin import MOST_TICKET, RELEASE, Object
 
 FIRST = "first"
 MAX_CLIENTS = 64
@@ -63,7 +65,11 @@ class Get:
 
 @dataclass(frozen=True)
 class Release:
-    """Tell the bundled origin at ``HOST:PORT`` to go on with every request that it holds."""
+    """Tell the bundled origin at ``HOST:PORT`` to go on with the requests that it holds.
+
+    Those of this player, and also those that have yet to reach it: what is told on a connection of
+    its own may overtake them.
+    """
 
     origin: str
 
@@ -216,7 +222,7 @@ def requests_forwarded(count: int) -> State:
     )
 
 
-class Player:
+class Player(Handle):
     """Plays choreographies against one server; holds the connections between one and the next.
 
     ``watch`` returns the server's counters, or None (or is None) where it exports none; a state
@@ -248,6 +254,7 @@ class Player:
         self._compare = compare
         self._clients: dict[str, Client] = {}
         self._dropped: list[Client] = []
+        self._ticket = _new_ticket()
         counters = watch() if watch else None
         self._requests_before = counters["requests"] if counters else 0
 
@@ -276,7 +283,7 @@ class Player:
             return self._clients[name]
         except KeyError:
             known = ", ".join(self._clients) or "none"
-            raise UsageError(f"no connection '{name}' is open (open: {known})") from None
+            raise UsageError(f"no connection {quoted(name)} is open (open: {known})") from None
 
     def delivered(self) -> dict[str, Any]:
         """What all connections got together: body ``bytes``, ``expected``, ``in_order``, ``fault``.
@@ -335,14 +342,18 @@ class Player:
         asking = self.client(step.client)
         self.asked_at = time.monotonic()
         first = asking.stream.asked
-        objects = [replace(each, seq=first + number, check=int(step.upload > 0))
-                   for number, each in enumerate(step.objects)]
+        objects = [
+            replace(each, seq=first + number, check=int(step.upload > 0),
+                    ticket=self._ticket if each.silent or each.noread else 0)
+            for number, each in enumerate(step.objects)
+        ]
         asking.ask_for([(each.target, each.size) for each in objects], step.upload)
 
     def _release(self, step: Release) -> None:
         host, _, port = step.origin.rpartition(":")
         with Client(host.strip("[]"), int(port), patience=self._patience) as other:
-            other.ask(RELEASE, 0)
+            other.ask(f"{RELEASE}?ticket={self._ticket}", 0)
+            self._ticket = _new_ticket()  # what is asked for from here on is held anew
             if not other.read_all():
                 raise ClientError(f"the origin at {step.origin} did not let go: {_fault(other)}")
 
@@ -454,6 +465,11 @@ def _fault(reader: Client) -> str | None:
         f"{stream.received:,} of {stream.expected:,} bytes arrived, "
         f"then the stream was {reader.ended or 'left unread'}"
     )
+
+
+def _new_ticket() -> int:
+    """Of nobody else's, in whatever process he is, who asks the same origin."""
+    return 1 + secrets.randbelow(MOST_TICKET)
 
 
 def _sleep(seconds: float | None) -> None:

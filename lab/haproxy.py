@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -19,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 
 from engine.errors import MachineError
+from engine.handle import Handle
 from lab import proc
+from lab.scratch import scratch
 
 NAME = "haproxy"
 HARD_STOP_MS = 300
@@ -58,7 +59,7 @@ def version() -> str | None:
     return found[1] if found else None
 
 
-class Haproxy:
+class Haproxy(Handle):
     """HAProxy in front of ``origin``; a context manager, and a :class:`lab.measure.Target`.
 
     Socket buffers in bytes; 0: the kernel's choice.
@@ -68,7 +69,7 @@ class Haproxy:
         self.host, self.port, self.pid = "127.0.0.1", 0, 0
         self._origin = origin
         self._buffers = {"sndbuf": so_sndbuf, "origin_sndbuf": origin_sndbuf}
-        self._folder = tempfile.TemporaryDirectory(prefix="ringlab-haproxy-")
+        self._folder = scratch("ringlab-haproxy-")
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Haproxy:

@@ -14,7 +14,6 @@ import os
 import selectors
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from engine.waits import TRACES, Case, wait_error
 from lab import machine, waits
 from lab.progress import Progress, shown
 from lab.runs import RunStore
+from lab.scratch import scratch
 
 EXPERIMENT = "expired-wait-kernel"
 NATIVE = Path(__file__).resolve().parent.parent / "engine" / "native"
@@ -99,7 +99,7 @@ def compare(
     console lines), or an image takes longer than ``limit_s`` seconds.
     """
     require(images)
-    with tempfile.TemporaryDirectory(prefix="ringlab-guest-") as name:
+    with scratch("ringlab-guest-") as name:
         folder = Path(name)
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(build(folder / "init").read_bytes()))

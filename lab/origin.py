@@ -13,13 +13,16 @@ delay_ms by so much
 fin      0: the connection stays open after the response until the other side closes it
 silent   1: the request is read, and not answered before ``GET /release``
 noread   1: of the request nothing but its head is read before that
+ticket   of a held request: ``GET /release?ticket=N`` lets it go, whichever of the two comes first
 cut      the body breaks off after so many bytes and the connection is closed,
 reset    1: by a reset
 garbage  1: the answer is not HTTP
 check    1: the request's body must be that of response ``seq`` too, or the answer is 422
 ======== ==================================================================================
 
-``GET /release`` lets every request go on that is held by ``silent`` or ``noread``.
+``GET /release`` lets every request go on that is held by ``silent`` or ``noread`` at that moment.
+Who cannot know that a request has come so far (another connection may always overtake it) gives it
+a ticket, and releases that.
 
 It is deliberately plain: a thread a connection, blocking calls, a bounded number of both.
 """
@@ -39,6 +42,7 @@ from types import TracebackType
 from urllib.parse import parse_qsl, urlsplit
 
 from engine.errors import UsageError
+from engine.handle import Handle
 from engine.parameters import check_host
 from engine.startup import bind_error
 from lab.content import PERIOD, pattern, phase
@@ -51,6 +55,8 @@ _PIECE = 256 * 1024
 _CUT = struct.pack("ii", 1, 0)
 _MOST = {"size": 1 << 30, "seq": 1 << 32, "delay_ms": 600_000}
 RELEASE = "/release"
+MOST_TICKET = 1 << 30
+_TICKETS_KEPT = 1024
 _DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 _REFUSED = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 _WRONG = b"HTTP/1.1 422 Unprocessable Content\r\nContent-Length: 0\r\n\r\n"
@@ -70,6 +76,7 @@ class Object:
     fin: int = 1
     silent: int = 0
     noread: int = 0
+    ticket: int = 0
     cut: int = -1
     reset: int = 0
     garbage: int = 0
@@ -129,7 +136,7 @@ def _slice(seq: int, start: int, size: int) -> memoryview | bytes:
                     for done in range(0, size, PERIOD))
 
 
-class Origin:
+class Origin(Handle):
     """The origin on a thread of its own; use it as a context manager.
 
     :param rcvbuf: SO_RCVBUF of its connections in bytes; 0: the kernel's choice.
@@ -151,6 +158,7 @@ class Origin:
         self._open: dict[socket.socket, threading.Thread] = {}
         self._ending = threading.Event()
         self._releases = 0
+        self._released: dict[int, None] = {}  # tickets, oldest first
         self.requests = 0
 
     @property
@@ -171,10 +179,18 @@ class Origin:
         """Connections that are open now."""
         return len(self._open)
 
-    def release(self) -> None:
-        """Lets every request go on that is held; as ``GET /release`` does."""
+    def release(self, ticket: int = 0) -> None:
+        """Lets every request go on that is held; as ``GET /release`` does.
+
+        With a ticket: those that have this one, also if they come only later.
+        """
         with self._lock:
-            self._releases += 1
+            if not ticket:
+                self._releases += 1
+                return
+            self._released[ticket] = None
+            if len(self._released) > _TICKETS_KEPT:
+                del self._released[next(iter(self._released))]
 
     def start(self) -> Origin:
         """Listens and serves; returns itself."""
@@ -262,22 +278,22 @@ class Origin:
             with self._lock:
                 self.requests += 1
             method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-            if target == RELEASE:
-                self.release()
-                connection.sendall(_DONE)
-                continue
             try:
                 wanted = Object.of(target)
             except UsageError:
                 connection.sendall(_REFUSED)
                 return
-            if wanted.noread and not self._held(connection):
+            if urlsplit(target).path == RELEASE:
+                self.release(wanted.ticket)
+                connection.sendall(_DONE)
+                continue
+            if wanted.noread and not self._held(connection, wanted.ticket):
                 return
             right, rest = _read_body(connection, head, rest, wanted.seq)
             if wanted.check and not right:
                 connection.sendall(_WRONG)
                 return
-            if wanted.silent and not self._held(connection):
+            if wanted.silent and not self._held(connection, wanted.ticket):
                 return
             if not self._answer(connection, wanted, method == "HEAD"):
                 return
@@ -302,11 +318,11 @@ class Origin:
             _send(connection, wanted, wanted.early, wanted.size)
         return not wanted.fin and not wanted.until
 
-    def _held(self, connection: socket.socket) -> bool:
+    def _held(self, connection: socket.socket, ticket: int) -> bool:
         """Waits, without a byte read, for a release; False: the other side has gone, or it ends."""
         poll, earlier = select.poll(), self._releases
         poll.register(connection, select.POLLRDHUP)
-        while self._releases == earlier:
+        while self._releases == earlier and ticket not in self._released:
             if self._ending.is_set() or poll.poll(_LOOK_MS):
                 return False
         return True

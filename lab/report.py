@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from engine.errors import MachineError, RinglabError, UsageError, unknown
 from lab import experiment as experiments
 from lab.progress import Progress
+from lab.scratch import scratch
 from lab.tables import RUN_TYPE
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -73,18 +73,8 @@ def make_report(
     folder = out if out is not None else default_out()
     with _refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        prefix = f"{_WRITING}{os.getpid()}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as temporary:
+        with scratch(_WRITING, folder) as temporary:
             return _make(source, Path(temporary), folder, values, progress or Progress(), title)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what reports that were killed left behind."""
-    for left in folder.glob(f"{_WRITING}*-*"):
-        writer = left.name.removeprefix(_WRITING).partition("-")[0]
-        if writer.isdigit() and not Path("/proc", writer).exists():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def notebook_of(experiment: str) -> Path:

@@ -146,6 +146,16 @@ static rl_wait decide_timed(struct worker *w)
     return wait_of(RL_MODE_TIMED, due ? RL_WHY_DEADLINE : RL_WHY_IDLE, sleep);
 }
 
+/*
+ * May the wait after preparing a SEND do without a timeout? Not while a member owes what the full
+ * SQ did not take: this wait makes the room, and nobody would come back to use it. If what is owed
+ * is the recv of a client that has just connected, nobody would ever hear that client.
+ */
+static bool waits_for_send(const struct worker *w)
+{
+    return w->sends_pending && !w->stop_at && !w->count.movable && ask(w, RL_SEND_WAIT, NULL);
+}
+
 static rl_wait decide_wait(struct worker *w)
 {
     bool owed = !arm_standing(w);
@@ -153,7 +163,7 @@ static rl_wait decide_wait(struct worker *w)
         return wait_of(w->ops->pending(w) ? RL_MODE_SUBMIT : RL_MODE_SKIP, RL_WHY_READY, 0);
     if (owed)
         return wait_of(RL_MODE_TIMED, RL_WHY_OWED, 0);
-    if (w->sends_pending && !w->stop_at && ask(w, RL_SEND_WAIT, NULL))
+    if (waits_for_send(w))
         return wait_of(RL_MODE_UNTIMED, RL_WHY_SEND, -1);
     return decide_timed(w);
 }

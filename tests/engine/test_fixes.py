@@ -244,6 +244,26 @@ def a_full_queue(policy: Any) -> None:
     check_complete(world)
 
 
+def a_newcomer_at_a_full_queue(policy: Any) -> None:
+    """The next SEND of a stalled client takes the SQ's only entry; a client that connects in the
+    same moment owes its recv, and must not wait for the one that stalls."""
+    world = World(policy, sq_entries=1)
+    for _ in range(3):
+        world.turn()
+    client = stalled(world)
+    assert world.complete(client, 1000)
+    other = world.connect()
+    assert other is not None
+    world.request(other, Ask("sync", SMALL))
+    for _ in range(10):
+        if world.turn() == "asleep":
+            break
+    assert world.in_flight(client) is not None, "the stall is over"
+    assert world.complete(other), "others wait for the client that stalls"
+    check_quiet(world)
+    check_complete(world)
+
+
 CURED: list[tuple[Callable[[Any], None], list[str]]] = [
     (a_pipelined_stall, ["membership", "timeout", "fixed", "tickless"]),
     (a_poked_stall, ["membership", "timeout", "fixed", "tickless"]),
@@ -266,6 +286,7 @@ CURED: list[tuple[Callable[[Any], None], list[str]]] = [
     (a_zero_timeout, ["fixed+expired=poll", "tickless"]),
     (a_spin, ["no-timer", "timed-wait+expired=poll"]),
     (a_full_queue, ["shipped", "membership", "timeout", "fixed", "tickless"]),
+    (a_newcomer_at_a_full_queue, ["membership", "timeout", "both", "fixed", "tickless"]),
 ]
 
 FAULTY: list[tuple[Callable[[Any], None], str, str]] = [
@@ -293,6 +314,7 @@ FAULTY: list[tuple[Callable[[Any], None], str, str]] = [
     (a_spin, "shipped", "it arms a timer"),
     (a_spin, "timed-wait", "it arms a timer"),
     (a_zero_timeout, "fixed", "it arms a timer"),
+    (a_newcomer_at_a_full_queue, "shipped", "not quiet"),
     (a_full_queue, "mirror", "was forgotten"),
     (a_full_queue, "shipped+membership=eager", "was forgotten"),
 ]

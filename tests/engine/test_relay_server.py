@@ -39,7 +39,7 @@ def footprint() -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    need_descriptors(1, 6 * 1024)  # a start raises the limit: not ours to count
+    need_descriptors(1, "max_sessions", 1024, 6)  # a start raises the limit: not ours to count
     gc.collect()
     before = footprint()
     yield
@@ -468,6 +468,14 @@ def test_a_silent_origin_is_timed_out(origin: Origin) -> None:
         got = client.raw(b"GET /?silent=1 HTTP/1.1\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 504 Gateway Timeout\r\n")
         assert relay.counters()["last_why"] in ("deadline", "event")
+
+
+def test_who_asks_a_silent_origin_and_hangs_up_keeps_no_session(origin: Origin) -> None:
+    with relay_of(origin, "after", server_timeout_ms=100) as relay, Browser(relay) as client:
+        client.socket.sendall(b"GET /?silent=1 HTTP/1.1\r\n\r\n")
+        client.socket.shutdown(socket.SHUT_WR)
+        eventually(lambda: relay.counters()["closes_server_timeout"] == 1)
+        eventually(lambda: relay.counters()["sessions"] == 0)
 
 
 def test_no_pipe_left_means_copying(origin: Origin) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ def origin() -> Iterator[Origin]:
         yield origin
 
 
-def player_of(origin: Origin, patience: float = 30.0) -> Player:
+def player_of(origin: Origin, patience: float = 10.0) -> Player:
     host, port = origin.address
     return Player(host, port, patience=patience)
 
@@ -39,6 +41,34 @@ def test_a_release_is_for_what_is_held_then(origin: Origin) -> None:
         player.play((Connect(), Get((Object(50, silent=1),))))
         with pytest.raises(ClientError, match=r"0 of 50 bytes arrived, .* silent for 0\.3 s"):
             player.play((ReadAll(),))
+
+
+@pytest.mark.parametrize("held", ["silent", "noread"])
+def test_a_release_that_overtakes_its_request_is_for_it(
+    origin: Origin, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine may send the release before the thread that uploads has sent a byte."""
+    sends, late = Client._send, threading.Event()
+
+    def send_late(self: Client, *what: Any) -> None:
+        assert late.wait(10)
+        sends(self, *what)
+
+    monkeypatch.setattr(Client, "_send", send_late)
+    with player_of(origin, patience=5.0) as player:
+        asked = (Object(200, fin=0, **{held: 1}),)
+        player.play((Connect(), Get(asked, upload=1000), Release(origin.target)))
+        late.set()
+        player.play((ReadAll(),))
+        assert player.delivered()["bytes"] == 200
+        player.play((Get((Object(50, silent=1),)), Settle(blind=0.1)))
+        assert player.client().waiting() == 0, "what is asked after a release is held anew"
+
+
+def test_a_release_is_refused_as_any_request_with_a_wrong_field(origin: Origin) -> None:
+    with socket.create_connection(origin.address, 5) as client:
+        client.sendall(b"GET /release?ticket=x HTTP/1.1\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
 def test_who_hangs_up_is_not_held_any_longer(origin: Origin) -> None:
