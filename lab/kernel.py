@@ -269,13 +269,14 @@ def measure(
     begun = time.monotonic()
     lines: list[str] = []
 
-    def read(line: str) -> None:
+    def read(line: str) -> bool:
         lines.append(line)
         if line.startswith(_KERNEL):
             progress.step(f"{image.name}: letting it settle", _BOOT_STEPS)
         elif line.startswith((_ROW, _ABSENT)):
             told = json.loads(line.partition("{")[1] + line.partition("{")[2])
             progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
+        return line in (_DONE, _FAILED)
 
     with _guest(command(image, archive, plan)) as process:
         ended = _console(process, read, begun + limit_s, stop or threading.Event())
@@ -303,10 +304,14 @@ def _guest(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _console(
-    process: subprocess.Popen[bytes], read: Callable[[str], None], until: float,
+    process: subprocess.Popen[bytes], read: Callable[[str], bool], until: float,
     stop: threading.Event,
 ) -> bool:
-    """Hands on the console's lines to its end; False when the time was up before that."""
+    """Hands on the console's lines until ``read`` has its last one, or to their end.
+
+    False when the time was up before that. A kernel without ACPI cannot switch the machine off, so
+    the end may never come.
+    """
     assert process.stdout is not None
     descriptor, rest = process.stdout.fileno(), b""
     with selectors.DefaultSelector() as ready:
@@ -319,7 +324,8 @@ def _console(
             got = os.read(descriptor, 65536)
             *whole, rest = (rest + got).split(b"\n")
             for line in whole if got else [*whole, rest]:
-                read(line.decode(errors="replace").strip("\r\0 "))
+                if read(line.decode(errors="replace").strip("\r\0 ")):
+                    return True
             if not got:
                 return True
 
@@ -331,6 +337,7 @@ def _death(image: Path, lines: Sequence[str], ended: bool, limit_s: float) -> st
         error = wait_error(-failed[0]["error"], failed[0]["where"])
         return f"{image.name}: a measurement failed in the guest: {error}"
     what = "the guest died" if ended else f"not done after {limit_s:.0f} s (see --limit)"
+    what = "the guest's program failed" if _FAILED in lines else what
     told = [line for line in lines if line and not line.startswith("ringlab ")][-_LAST_LINES:]
     last = " | ".join(told) or "it printed nothing: no serial console (CONFIG_SERIAL_8250_CONSOLE)"
     return f"{image.name}: {what}; its console ends: {last}"

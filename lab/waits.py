@@ -185,19 +185,21 @@ def kernel_check(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Whether this kernel looks at the clock before it sleeps, told by the figures themselves.
 
     ``has_check`` is True, False or None where the figures do not tell; ``sleeps`` whether an
-    expired wait really slept (a voluntary switch each) or only armed its timer.
+    expired wait really slept (a voluntary switch each) or only armed its timer. Timers tell by
+    themselves; where they could not be counted, the cost of the cure has to be known too.
     """
     row = find(rows, RING_WAIT, 0)
     cure = find(rows, CURE, 0)
-    if row is None or cure is None:
-        return {"has_check": None, "sleeps": None,
+    starts = row["timer_starts"] if row else None
+    if row is None or (cure is None and starts is None):
+        return {"has_check": None, "sleeps": None, "ratio_to_get_events": None,
                 "text": f"{RING_WAIT} and {CURE} with timeout 0 were not both measured."}
-    ratio, starts = row["us_p50"] / cure["us_p50"], row["timer_starts"]
-    has: bool | None
+    ratio = row["us_p50"] / cure["us_p50"] if cure else None
+    has: bool | None = None
     if starts is not None:
         has = True if starts < 0.1 else False if starts > 0.9 else None
         evidence = f"{starts:.2f} timers started per wait"
-    else:
+    elif ratio is not None:
         has = True if ratio < CHEAP else False if ratio > DEAR else None
         evidence = "timer starts could not be counted"
     switches = row["voluntary_switches"]
@@ -211,9 +213,9 @@ def kernel_check(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         False: f"This kernel does not look: an expired wait arms a timer{manner}",
         None: "These figures do not tell whether this kernel looks at the clock before it sleeps",
     }[has]
+    against = "" if ratio is None else f", {ratio:.0f} times {CURE}"
     return {"has_check": has, "sleeps": sleeps, "ratio_to_get_events": ratio,
-            "text": f"{told} ({evidence}, {switches:.3f} voluntary switches, "
-                    f"{ratio:.0f} times {CURE})."}
+            "text": f"{told} ({evidence}, {switches:.3f} voluntary switches{against})."}
 
 
 def warnings_of(result: Result) -> list[str]:

@@ -83,6 +83,30 @@ def test_a_guest_that_takes_too_long_is_ended(image: Path, tmp_path: Path) -> No
         kernel.measure(image, archive, PLAN, 0.2, Progress())
 
 
+def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """A shell script in QEMU's place, and an image for it to ignore."""
+    program, image = tmp_path / "qemu", tmp_path / "bzImage"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    image.write_bytes(BZIMAGE)
+    monkeypatch.setattr(kernel, "QEMU", os.fspath(program))
+    return image
+
+
+def test_a_guest_that_cannot_switch_itself_off_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ACPI a kernel says that it halts, and does so."""
+    script = "echo ringlab done; echo reboot: System halted; exec sleep 60"
+    image = emulator(tmp_path, monkeypatch, script)
+    figures = kernel.measure(image, tmp_path / "initramfs", PLAN, 30, Progress())
+    assert figures.seconds < 20
+    script = "echo Linux version; echo ringlab failed; exec sleep 60"
+    image = emulator(tmp_path, monkeypatch, script)
+    with pytest.raises(MachineError, match=r"the guest's program failed.*Linux version"):
+        kernel.measure(image, tmp_path / "initramfs", PLAN, 30, Progress())
+
+
 def test_the_archive_is_one_that_cpio_reads(tmp_path: Path) -> None:
     data = kernel.initramfs(b"\x7fELF" + b"x" * 101)
     assert data.startswith(b"070701")

@@ -64,6 +64,18 @@ def test_the_check_does_not_rest_on_switches() -> None:
     assert waits.kernel_check([])["has_check"] is None
 
 
+def test_timers_tell_of_the_check_where_only_the_wait_was_measured() -> None:
+    """As when ``ringlab kernel`` is narrowed down to that one way."""
+    def lone(starts: float | None) -> list[dict[str, Any]]:
+        return [{"way": RING_WAIT, "timeout_ns": 0, "flags": "none", "napi_us": 0, "us_p50": 0.9,
+                 "timer_starts": starts, "voluntary_switches": 0.0}]
+
+    patched, before = waits.kernel_check(lone(0.0)), waits.kernel_check(lone(1.0))
+    assert (patched["has_check"], before["has_check"]) == (True, False)
+    assert waits.CURE not in patched["text"]
+    assert waits.kernel_check(lone(None))["has_check"] is None
+
+
 def test_rows_have_their_names_and_the_base_has_ratio_one(result: Result) -> None:
     needed = {"way", "timeout_ns", "flags", "napi_us", "us_p50", "us_p99", "overrun_us_p50",
               "cpu_us", "voluntary_switches", "timer_starts", "timer_interrupts",
