@@ -122,7 +122,7 @@ def test_what_nobody_reads_gives_way_to_what_is_newer() -> None:
         eventually_asleep(server)
         time.sleep(1.5)
         samples = server.samples()
-        assert len(samples) == 1000
+        assert 1000 <= len(samples) < 1200  # taken in pieces, and time goes on
         assert server.dropped >= 400
         assert (np.diff(samples["t_ns"].astype(np.int64)) == MS).all()
         assert time.monotonic_ns() - int(samples["t_ns"][-1]) < 200 * MS
