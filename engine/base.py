@@ -17,6 +17,7 @@ from engine import own_policy
 from engine.binding import native
 from engine.decisions import AnyPolicy, Decisions, ResolvedPolicy, method_name
 from engine.errors import EngineError, PolicyError, check
+from engine.handle import Handle
 from engine.native_server import Calls, NativeServer
 from engine.parameters import Range, Setting, Tables, enum_value
 from engine.startup import need_descriptors
@@ -26,10 +27,11 @@ _POLL_SECONDS = 0.01
 # The sample ring is sized for at least this rate: sample_rate() may raise it later.
 _LEAST_HZ = 100
 _MOST_SAMPLES = 2_000_000  # about 1 GiB
+_SECONDS = Range(0, 0, float("inf"), "s", real=True)
 _NOT_IN_CONFIG = "sample_seconds"
 
 
-class Engine:
+class Engine(Handle):
     """An engine on native threads of this process.
 
     A subclass names its native calls, tables and layout, and says how a start is configured. Use it
@@ -44,6 +46,8 @@ class Engine:
     _decisions: ClassVar[Decisions]
     _tables: ClassVar[Tables]
     _layout: ClassVar[counting.Layout]
+    _holds: ClassVar[tuple[str, int]]
+    """The parameter that says how many a loop may hold, and the files that each of them takes."""
 
     def __init__(
         self,
@@ -74,10 +78,6 @@ class Engine:
         """How many loops it has, each on a thread of its own."""
         return 1
 
-    def _descriptors(self) -> int:
-        """Files that each of its loops may come to hold open."""
-        raise NotImplementedError
-
     def _config(self, keep: list[Any]) -> Any:
         """A new C configuration without what :meth:`_fill` adds.
 
@@ -100,7 +100,8 @@ class Engine:
         return self
 
     def _launch(self) -> None:
-        need_descriptors(self.workers, self._descriptors())
+        name, each = self._holds
+        need_descriptors(self.workers, name, int(self._start[name]), each)
         self._engine = NativeServer(self._calls)
         self._callers = []
         # Registered first, so that an interrupt during the start leaves nothing behind. It runs at
@@ -303,7 +304,7 @@ class Engine:
 
     def wait_stopped(self, seconds: float) -> bool:
         """Waits for every loop to be left, at most so long; whether they were."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + _SECONDS.check("seconds", seconds)
         while self.running():
             left = until - time.monotonic()
             if left <= 0:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+MOST_SHOWN = 60  # characters of a wrong word in a message
 
 
 class RinglabError(Exception):
@@ -42,9 +45,24 @@ def nearest(word: str, allowed: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: -order[name])
 
 
+def quoted(word: str) -> str:
+    """A word of the user's as a message has it: in quotes, on one line, and not without end."""
+    return repr(word if len(word) <= MOST_SHOWN else f"{word[:MOST_SHOWN]}...")
+
+
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UsageError:
     """The error for a name that is not in a list: the list, nearest first."""
-    return UsageError(f"unknown {what} '{word}'; choose from: {', '.join(nearest(word, allowed))}")
+    likely = ", ".join(nearest(word[:MOST_SHOWN], allowed))
+    return UsageError(f"unknown {what} {quoted(word)}; choose from: {likely}")
+
+
+@contextlib.contextmanager
+def given(asked: str) -> Iterator[None]:
+    """Around a native call with values of the user's: one of a type that C cannot take is his."""
+    try:
+        yield
+    except (TypeError, OverflowError) as error:
+        raise UsageError(f"{asked}: {error}") from None
 
 
 def check(result: int, asked: str, remedy: str = "") -> int:

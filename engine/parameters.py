@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -181,14 +182,38 @@ def enum_value(entry: Range | Words, word: Setting) -> int:
 
 
 def check_host(host: Any, name: str = "host") -> str:
-    """A numeric address, as given; UsageError for a name, which the engine does not resolve."""
+    """A numeric address of one machine, as given.
+
+    UsageError for a name, which the engine does not resolve, and for an address of many machines,
+    which no TCP connection can have.
+    """
     try:
         if "%" in str(host):
             raise ValueError("scoped")
-        ipaddress.ip_address(str(host))
+        address = ipaddress.ip_address(str(host))
     except ValueError:
         raise UsageError(
             f"{name}={str(host)!r:.60} is not a numeric address; give one such as 127.0.0.1 or ::1 "
             "(names are not resolved)"
         ) from None
+    kind = "multicast" if address.is_multicast else "broadcast" if _broadcast(str(host)) else ""
+    if kind:
+        raise UsageError(
+            f"{name}={str(host)!r} is a {kind} address, and TCP is between two; give one such as "
+            "127.0.0.1"
+        )
     return str(host)
+
+
+def _broadcast(host: str) -> bool:
+    """Whether an IPv4 address is a broadcast one of a network here: only the kernel knows all."""
+    if ":" in host:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:  # which sends nothing
+        try:
+            asking.connect((host, 9))
+        except PermissionError:  # what it says of a broadcast address that was not allowed for
+            return True
+        except OSError:
+            pass
+    return False

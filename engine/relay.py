@@ -13,9 +13,6 @@ from engine.native_server import Calls
 from engine.relay_policy import RELAY
 from engine.relay_views import RelayLoopView, SessionView, relay_loop_view, session_view
 
-# Descriptors of a session at most: two sockets and a pipe each way.
-_PER_SESSION = 6
-
 
 class SpliceRelay(Engine):
     """An HTTP/1.1 relay in front of one origin, in this process, on one native thread.
@@ -53,6 +50,7 @@ class SpliceRelay(Engine):
     _decisions = RELAY
     _tables = parameters.RELAY
     _layout = counters.RELAY
+    _holds = ("max_sessions", 6)  # descriptors: two sockets and a pipe each way
 
     def __init__(
         self,
@@ -100,9 +98,6 @@ class SpliceRelay(Engine):
         """``(host, port)`` of the origin."""
         return self._origin
 
-    def _descriptors(self) -> int:
-        return int(self._start["max_sessions"]) * _PER_SESSION
-
     def _config(self, keep: list[Any]) -> Any:
         ffi, _ = native()
         config = ffi.new("rl_relay_config *")
@@ -137,5 +132,11 @@ def check_origin(origin: Any) -> tuple[str, int]:
     host, colon, port = str(origin).rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise UsageError(f"origin={str(origin)!r:.60} is not HOST:PORT, such as 127.0.0.1:8080")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if bracketed != (":" in bare):
+        raise UsageError(
+            f"origin={str(origin)!r:.60} is not HOST:PORT: an IPv6 host stands in brackets, as in "
+            "[::1]:8080, and no other does"
+        )
     return parameters.check_host(bare, "origin"), int(port)

@@ -14,7 +14,8 @@ from engine.binding import native, words
 from engine.counters import RELAY as LAYOUT
 from engine.counters import flatten
 from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
-from engine.errors import UsageError, check
+from engine.errors import check, given, unknown
+from engine.handle import Handle
 from engine.parameters import Range, Setting
 from engine.relay_policy import RELAY
 from engine.relay_views import (
@@ -35,7 +36,7 @@ _ENDS = {-errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
 ROOM = 1 << 40
 
 
-class RelayScript:
+class RelayScript(Handle):
     """One relay on the scripted backend.
 
     :param policy: a preset's name, a mapping, or a :class:`engine.RelayPolicy`; single decisions
@@ -90,8 +91,9 @@ class RelayScript:
         if caller is not None:
             self._callers.append(caller)
 
-    def _call(self, name: str, *given: Any) -> int:
-        result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *given)
+    def _call(self, name: str, *values: Any) -> int:
+        with given(name):
+            result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *values)
         self.check()
         return check(result, name)
 
@@ -135,7 +137,9 @@ class RelayScript:
 
     def input(self, socket: int, data: bytes) -> None:
         """Bytes arrive on a socket, from its client or origin."""
-        self._call("input", socket, data, len(data))
+        with given("input"):
+            size = len(data)
+        self._call("input", socket, data, size)
 
     def fin(self, socket: int) -> None:
         """The other end closes its direction."""
@@ -159,7 +163,9 @@ class RelayScript:
 
     def connected(self, socket: int, error: int = 0) -> None:
         """An origin's connect ends: well, or with that errno."""
-        self._call("connected", socket, -error)
+        with given("connected"):
+            result = -error
+        self._call("connected", socket, result)
 
     def refuse(self, *, connect: int = 0, accept: int = 0, pipe: int = 0) -> None:
         """The errno that each of these calls fails with from now on; 0: none."""
@@ -185,7 +191,7 @@ class RelayScript:
         ffi, lib = native()
         phases = words("rl_relay_phase")
         if name not in phases:
-            raise UsageError(f"unknown phase '{name}'; choose from: {', '.join(phases)}")
+            raise unknown("phase", str(name), phases)
         out = ffi.new("rl_relay_wait *")
         result = lib.rl_relay_script_phase(self._script, phases.index(name), out)
         self.check()

@@ -12,7 +12,8 @@ from typing import Any
 from engine import counters as counting
 from engine import own_policy, parameters
 from engine.binding import native, words
-from engine.errors import UsageError, check
+from engine.errors import check, given, unknown
+from engine.handle import Handle
 from engine.parameters import Setting
 from engine.policy import RING, AnyPolicy, ResolvedPolicy, method_name
 from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_view
@@ -20,7 +21,7 @@ from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_vi
 _OUTPUT_BYTES = 1 << 20  # that one native call copies
 
 
-class Script:
+class Script(Handle):
     """One worker on the scripted backend.
 
     :param policy: see :func:`engine.policy.resolve`; single decisions can be given as keywords.
@@ -74,9 +75,11 @@ class Script:
         if caller is not None:
             self._callers.append(caller)
 
-    def _call(self, asked: str, result: int) -> int:
+    def _call(self, name: str, *values: Any) -> int:
+        with given(name):
+            result = getattr(native()[1], f"rl_script_{name}")(self._script, *values)
         self.check()
-        return check(result, asked)
+        return check(result, name)
 
     def check(self) -> None:
         """Raises the PolicyError (its cause: what the policy raised) that stopped the worker."""
@@ -97,27 +100,24 @@ class Script:
 
     def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
         """Changes settings, the policy, or single decisions of it: see :meth:`RingServer.set`."""
-        ffi, lib = native()
+        ffi, _ = native()
         known = RING.methods()
         choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
         for name, value in parameters.RING.check_live(changes).items():
-            self._call(
-                f"set {name}={value}",
-                lib.rl_script_set(self._script, *parameters.RING.to_native(name, value)),
-            )
+            self._call("set", *parameters.RING.to_native(name, value))
             self._settings[name] = value
         if policy is not None or choices:
             resolved = RING.resolve(self._policy if policy is None else policy, **choices)
             c_policy = ffi.new("rl_policy *")
             self._keep(own_policy.fill(RING, c_policy, resolved))
-            self._call("set the policy", lib.rl_script_policy(self._script, c_policy))
+            self._call("policy", c_policy)
             self._policy = resolved
 
     # -- what clients do ------------------------------------------------------------------------
 
     def accept(self) -> int:
         """A client connects; the slot that its connection has after the next reap."""
-        return self._call("accept", native()[1].rl_script_accept(self._script))
+        return self._call("accept")
 
     def get(
         self, slot: int, *, size: int | None = None, route: str | None = None, ms: int | None = None
@@ -135,74 +135,75 @@ class Script:
 
     def input(self, slot: int, data: bytes) -> None:
         """A client sends bytes."""
-        lib = native()[1]
-        self._call("input", lib.rl_script_input(self._script, slot, data, len(data)))
+        with given("input"):
+            size = len(data)
+        self._call("input", slot, data, size)
 
     def eof(self, slot: int) -> None:
         """The client half-closes."""
-        self._call("eof", native()[1].rl_script_eof(self._script, slot))
+        self._call("eof", slot)
 
     def reset(self, slot: int) -> None:
         """The client resets the connection."""
-        self._call("reset", native()[1].rl_script_reset(self._script, slot))
+        self._call("reset", slot)
 
     # -- what the kernel does -------------------------------------------------------------------
 
     def room(self, slot: int, size: int) -> None:
         """Sets how many bytes the socket takes from direct writes."""
-        self._call("room", native()[1].rl_script_room(self._script, slot, size))
+        self._call("room", slot, size)
 
     def send_done(self, slot: int, result: int) -> None:
         """The SEND in flight completes with ``result`` bytes, or a negative errno."""
-        self._call("send_done", native()[1].rl_script_send_done(self._script, slot, result))
+        self._call("send_done", slot, result)
 
     def lose_recv(self, slot: int) -> None:
         """The recv ends for want of a buffer (ENOBUFS)."""
-        self._call("lose_recv", native()[1].rl_script_lose_recv(self._script, slot))
+        self._call("lose_recv", slot)
 
     def poke(self) -> None:
         """A completion of nobody's."""
-        self._call("poke", native()[1].rl_script_poke(self._script))
+        self._call("poke")
 
     def advance(self, ns: int) -> int:
         """Virtual time passes; returns what it is now, in ns."""
-        return self._call("advance", native()[1].rl_script_advance(self._script, ns))
+        return self._call("advance", ns)
 
     # -- what a handler thread does -------------------------------------------------------------
 
     def handler_begin(self, slot: int) -> bool:
         """The slot's handler takes its lock; False: it has no request to handle."""
         return bool(
-            self._call("handler_begin", native()[1].rl_script_handler_begin(self._script, slot))
+            self._call("handler_begin", slot)
         )
 
     def handler_end(self, slot: int) -> None:
         """It answers, unlocks and hands the connection back."""
-        self._call("handler_end", native()[1].rl_script_handler_end(self._script, slot))
+        self._call("handler_end", slot)
 
     # -- what the worker does -------------------------------------------------------------------
 
     def stop(self) -> None:
         """The modelled stop: a flag that the worker sees at the top of an iteration."""
-        self._call("stop", native()[1].rl_script_stop(self._script))
+        self._call("stop")
 
     def phase(self, name: str) -> Wait | None:
         """Runs one phase: ``reap``, ``drain``, ``dirty``, ``house``, ``decide`` (which returns the
         wait that it decided)."""
-        ffi, lib = native()
+        ffi, _ = native()
         phases = words("rl_phase")
         if name not in phases:
-            raise UsageError(f"unknown phase '{name}'; choose from: {', '.join(phases)}")
+            raise unknown("phase", str(name), phases)
         out = ffi.new("rl_wait *")
         index = phases.index(name)
-        self._call(f"phase {name}", lib.rl_script_phase(self._script, index, out))
+        self._call("phase", index, out)
         return wait_view(out) if name == "decide" else None
 
     def iterate(self) -> Wait | None:
         """Reap to decide; the next wait, or None when the worker has left its loop."""
-        ffi, lib = native()
+        ffi, _ = native()
         out = ffi.new("rl_wait *")
-        left = self._call("iterate", lib.rl_script_iterate(self._script, out))
+        left = self._call("iterate", out)
         return None if left else wait_view(out)
 
     def wait(self) -> str:
@@ -214,7 +215,9 @@ class Script:
         ffi, lib = native()
         result = lib.rl_script_wait(self._script, ffi.new("rl_wait *"))
         ends = {0: "ready", -errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
-        return ends[result] if result in ends else str(self._call("wait", result))
+        if result not in ends:
+            self.check()
+        return ends[result] if result in ends else str(check(result, "wait"))
 
     def turn(self) -> str:
         """:meth:`iterate`, then :meth:`wait`; ``left`` when the worker has left its loop."""
@@ -224,43 +227,41 @@ class Script:
 
     def conn(self, slot: int) -> ConnView:
         """A connection, as it is now."""
-        ffi, lib = native()
+        ffi, _ = native()
         out = ffi.new("rl_conn_view *")
-        self._call("conn", lib.rl_script_conn(self._script, slot, out))
+        self._call("conn", slot, out)
         return conn_view(out)
 
     def loop(self) -> LoopView:
         """The loop, as it is now."""
-        ffi, lib = native()
+        ffi, _ = native()
         out = ffi.new("rl_loop_view *")
-        self._call("loop", lib.rl_script_loop(self._script, out))
+        self._call("loop", out)
         return loop_view(out)
 
     def counters(self) -> dict[str, int | str]:
         """The flat counters; clocks and scheduler figures are zero here."""
-        ffi, lib = native()
+        ffi, _ = native()
         sample = counting.empty(1)
         inner = ffi.addressof(counting.pointer(sample)[0], "c")
-        self._call("counters", lib.rl_script_counters(self._script, inner))
+        self._call("counters", inner)
         return counting.flatten(sample[0])
 
     def pending(self, slot: int) -> tuple[bool, int | None]:
         """Whether a recv is armed, and the bytes of the armed SEND (None: there is none)."""
-        ffi, lib = native()
+        ffi, _ = native()
         size = ffi.new("int64_t *")
-        bits = self._call("pending", lib.rl_script_pending(self._script, slot, size))
+        bits = self._call("pending", slot, size)
         return bool(bits & 1), int(size[0]) if bits & 2 else None
 
     def output(self, slot: int) -> bytes:
         """Everything that the connection's socket has taken since accept."""
-        ffi, lib = native()
+        ffi, _ = native()
         buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
         pieces: list[bytes] = []
         at = 0
         while True:
-            copied = self._call(
-                "output", lib.rl_script_output(self._script, slot, buffer, at, _OUTPUT_BYTES)
-            )
+            copied = self._call("output", slot, buffer, at, _OUTPUT_BYTES)
             if copied == 0:
                 return b"".join(pieces)
             pieces.append(bytes(ffi.buffer(buffer, copied)))

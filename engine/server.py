@@ -55,6 +55,7 @@ class RingServer(Engine):
     _decisions = RING
     _tables = parameters.RING
     _layout = counters.RING
+    _holds = ("max_connections", 1)
 
     def __init__(
         self,
@@ -115,9 +116,6 @@ class RingServer(Engine):
     def workers(self) -> int:
         """How many workers it has."""
         return int(self._start["workers"])
-
-    def _descriptors(self) -> int:
-        return int(self._start["max_connections"])
 
     def _config(self, keep: list[Any]) -> Any:
         ffi, _ = native()

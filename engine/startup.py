@@ -19,25 +19,27 @@ _PER_WORKER = 8
 _SPARE = 32
 
 
-def need_descriptors(workers: int, max_connections: int) -> None:
-    """Sees to it that the process may open what the server can come to need.
+def need_descriptors(workers: int, name: str, count: int, each: int = 1) -> None:
+    """Sees to it that the process may open what the engine can come to need.
+
+    On each of its ``workers`` the parameter ``name`` allows ``count`` of what takes ``each`` files.
 
     The soft limit is raised as far as the hard one allows, as a server's start usually does; when
     that is not enough, MachineError says which limit, for what, and how to raise it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = len(list(Path("/proc/self/fd").iterdir()))
-    need = in_use + workers * (max_connections + _PER_WORKER) + _SPARE
+    need = in_use + workers * (count * each + _PER_WORKER) + _SPARE
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     if hard == resource.RLIM_INFINITY or need <= hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
         return
-    each = f" on each of {workers} workers" if workers > 1 else ""
+    where = f" on each of {workers} workers" if workers > 1 else ""
     raise MachineError(
-        f"the limit of open files is {hard}, and max_connections={max_connections}{each} needs"
+        f"the limit of open files is {hard}, and {name}={count}{where} needs"
         f" {need}; raise it (ulimit -Hn {need}, or LimitNOFILE= of the service) or lower"
-        " max_connections"
+        f" {name}"
     )
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from engine.errors import UsageError
+from engine.errors import UsageError, quoted
+from engine.handle import Handle
 from lab.clients import PATIENCE_S, Client, ClientError
 from lab.origin import MOST_TICKET, RELEASE, Object
 
@@ -221,7 +222,7 @@ def requests_forwarded(count: int) -> State:
     )
 
 
-class Player:
+class Player(Handle):
     """Plays choreographies against one server; holds the connections between one and the next.
 
     ``watch`` returns the server's counters, or None (or is None) where it exports none; a state
@@ -282,7 +283,7 @@ class Player:
             return self._clients[name]
         except KeyError:
             known = ", ".join(self._clients) or "none"
-            raise UsageError(f"no connection '{name}' is open (open: {known})") from None
+            raise UsageError(f"no connection {quoted(name)} is open (open: {known})") from None
 
     def delivered(self) -> dict[str, Any]:
         """What all connections got together: body ``bytes``, ``expected``, ``in_order``, ``fault``.

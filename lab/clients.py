@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from engine.errors import RinglabError, UsageError
+from engine.handle import Handle
 from lab.content import StreamCheck, body
 
 PATIENCE_S = 10.0
@@ -36,7 +37,7 @@ class ClientError(RinglabError):
     """A connection that did not do what the choreography asked of it: refused, reset, silent."""
 
 
-class Client:
+class Client(Handle):
     """A blocking client of one server; every wait in it is bounded by ``patience`` seconds.
 
     ``rcvbuf`` is SO_RCVBUF in bytes (0: the kernel's choice; the kernel doubles what it is given).

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from engine.errors import MachineError, RinglabError, UsageError
+from engine.handle import Handle
 from lab.choreography import Ask, target_of
 from lab.clients import ClientError, request
 from lab.content import StreamCheck
@@ -43,7 +44,7 @@ _GRACE_S = 10.0
 Progress = Callable[[int, int], object]
 
 
-class Crowd:
+class Crowd(Handle):
     """``count`` clients of one server, moved together; a context manager.
 
     Each method returns when all of them are done, and raises ClientError (a connection failed),

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from engine.errors import MachineError
+from engine.handle import Handle
 from lab import proc
 from lab.scratch import scratch
 
@@ -58,7 +59,7 @@ def version() -> str | None:
     return found[1] if found else None
 
 
-class Haproxy:
+class Haproxy(Handle):
     """HAProxy in front of ``origin``; a context manager, and a :class:`lab.measure.Target`.
 
     Socket buffers in bytes; 0: the kernel's choice.

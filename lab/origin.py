@@ -42,6 +42,7 @@ from types import TracebackType
 from urllib.parse import parse_qsl, urlsplit
 
 from engine.errors import UsageError
+from engine.handle import Handle
 from engine.parameters import check_host
 from engine.startup import bind_error
 from lab.content import PERIOD, pattern, phase
@@ -135,7 +136,7 @@ def _slice(seq: int, start: int, size: int) -> memoryview | bytes:
                     for done in range(0, size, PERIOD))
 
 
-class Origin:
+class Origin(Handle):
     """The origin on a thread of its own; use it as a context manager.
 
     :param rcvbuf: SO_RCVBUF of its connections in bytes; 0: the kernel's choice.

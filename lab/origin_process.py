@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 
 from engine.errors import MachineError
+from engine.handle import Handle
 
 _START_S = 20.0
 _END_S = 5.0
 
 
-class OriginProcess:
+class OriginProcess(Handle):
     """An origin elsewhere; a context manager. ``target`` is its ``HOST:PORT``, ``pid`` its process.
 
     :param rcvbuf: SO_RCVBUF of its connections in bytes; 0: the kernel's choice.

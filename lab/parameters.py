@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import UsageError, nearest, unknown
+from engine.errors import MOST_SHOWN, UsageError, nearest, quoted, unknown
 
 Value = int | float | str | bool
 Kind = type[int] | type[float] | type[str] | type[bool]
@@ -192,8 +192,8 @@ class Parameters:
             left, equals, text = assignment.partition("=")
             name = left.strip().lstrip("-").replace("-", "_")
             if not equals or not name:
-                near = ", ".join(nearest(name, self._by_name))
-                raise UsageError(f"'{assignment}' is not NAME=VALUE; names: {near}")
+                near = ", ".join(nearest(name[:MOST_SHOWN], self._by_name))
+                raise UsageError(f"{quoted(assignment)} is not NAME=VALUE; names: {near}")
             if name in values:
                 raise UsageError(f"parameter '{name}' is given twice")
             values[name] = self[name].check(text)

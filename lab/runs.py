@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import MachineError, UsageError, nearest
+from engine.errors import MOST_SHOWN, MachineError, UsageError, nearest, quoted
 from lab.verdict import STATES
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ class RunStore:
             raise UsageError(f"'{name}' begins {len(matches)} runs: {_some(matches)}")
         if not names:
             raise UsageError(f"there is no run in {self.root} yet")
-        raise UsageError(f"no run '{name}' in {self.root}; nearest: {_some(nearest(name, names))}")
+        near = _some(nearest(name[:MOST_SHOWN], names))
+        raise UsageError(f"no run {quoted(name)} in {self.root}; nearest: {near}")
 
     def latest(self, experiment: str | None = None) -> Run:
         """The newest run, of one experiment or of any."""
@@ -184,10 +185,15 @@ class RunStore:
         return swept
 
     def list(self) -> RunInfos:
-        """All runs, oldest first; one that cannot be read is listed with its problem."""
+        """All runs, oldest first; one that cannot be read is listed with its problem.
+
+        There are none in a folder that has yet to be made; UsageError for what is no folder.
+        """
         return [_info(folder) for folder in self._folders()]
 
     def _folders(self) -> Sequence[Path]:
+        if os.path.lexists(self.root) and not self.root.is_dir():
+            raise UsageError(f"{self.root} is not a folder, so there are no runs in it")
         found = (folder for folder in _entries(self.root) if _NAME.fullmatch(folder.name))
         return sorted(found, key=_age)
 

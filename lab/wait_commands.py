@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import UsageError
+from engine.errors import unknown
 from lab import console
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def waits(
 def _known(asked: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
     for word in asked:
         if word not in allowed:
-            raise UsageError(f"unknown ring flags '{word}'; choose from: {', '.join(allowed)}")
+            raise unknown("ring flags", word, allowed)
     return tuple(dict.fromkeys(asked)) or allowed
 
 

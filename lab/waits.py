@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import UsageError
+from engine.errors import UsageError, quoted
 from engine.waits import FLAGS, TRACES, Case, Figures, WayAbsent, measure, tracing, way, ways
 from lab.progress import Progress, shown
 
@@ -271,7 +271,7 @@ def parse_timeout(text: str) -> int:
     match = _TIMEOUT.fullmatch(stripped)
     value = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if value != int(value) or not 0 <= value <= 10**10:
-        raise UsageError(f"'{text}' is no timeout: give 0 to 10s with a unit, as 50us or 1ms")
+        raise UsageError(f"{quoted(text)} is no timeout: give 0 to 10s with a unit, as 50us or 1ms")
     return int(value)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import pickle
 import resource
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engine import LoopView, Policy, RingServer, startup
+from engine import LoopView, Policy, RelayScript, RingServer, Script, SpliceRelay, startup
 from engine.binding import native
 from engine.errors import EngineError, MachineError, PolicyError, RinglabError, UsageError
 
@@ -56,6 +58,13 @@ def one_line(error: BaseException) -> str:
         ({"host": "localhost"}, "host='localhost' is not a numeric address; give one such as 127"),
         ({"host": "fe80::1%lo"}, "is not a numeric address"),
         ({"host": ""}, "host='' is not a numeric address"),
+        ({"host": "224.0.0.1"}, "host='224.0.0.1' is a multicast address"),
+        ({"host": "ff02::1"}, "host='ff02::1' is a multicast address"),
+        ({"host": "255.255.255.255"}, "host='255.255.255.255' is a broadcast address"),
+        ({"host": "127.255.255.255"}, "host='127.255.255.255' is a broadcast address"),
+        ({"policy": "x" * 500}, f"unknown policy '{'x' * 60}...'; choose from: "),
+        ({"route": "a\nb"}, r"unknown route 'a\nb'; choose from: "),
+        ({"y" * 500: 3}, f"unknown parameter '{'y' * 60}...'; choose from: "),
         ({"policy": "tickles"}, "unknown policy 'tickles'; choose from: tickless,"),
         ({"idle": "never"}, "unknown choice of idle 'never'"),
         ({"respones_size": 3}, "unknown parameter 'respones_size'; choose from: response_size,"),
@@ -65,6 +74,63 @@ def test_bad_arguments(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         RingServer(**given)
     assert said in one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ("::1:80", "an IPv6 host stands in brackets, as in [::1]:8080"),
+        ("[127.0.0.1]:80", "and no other does"),
+        ("224.0.0.1:80", "origin='224.0.0.1' is a multicast address"),
+        ("127.255.255.255:80", "origin='127.255.255.255' is a broadcast address"),
+        ("127.0.0.1", "is not HOST:PORT"),
+    ],
+)
+def test_origins_that_are_none(origin: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SpliceRelay(origin)
+    assert said in one_line(caught.value)
+
+
+def test_an_origin_of_either_family() -> None:
+    assert SpliceRelay("[::1]:80").origin == ("::1", 80)
+    assert SpliceRelay("127.0.0.1:80").origin == ("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize(
+    "make", [RingServer, lambda: SpliceRelay("127.0.0.1:1"), Script, RelayScript]
+)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_has_one_handle(
+    make: Callable[[], object], again: Callable[[object], object]
+) -> None:
+    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+        again(make())
+
+
+@needs_ring
+@pytest.mark.parametrize("seconds", [None, "1", float("nan"), -1, True])
+def test_a_time_that_is_none(seconds: Any) -> None:
+    with RingServer(sample_hz=0) as server:
+        with pytest.raises(UsageError, match="a number from 0 to inf s"):
+            server.wait_stopped(seconds)
+        server.request_stop()
+        assert server.wait_stopped(float("inf"))
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 1.5, 2**70, [], object()])
+def test_a_script_takes_no_wrong_types(wrong: Any) -> None:
+    ring, relay = Script(), RelayScript()
+    calls: list[Callable[[Any], object]] = [
+        ring.eof, ring.conn, ring.advance, ring.handler_begin, ring.output, ring.pending,
+        lambda it: ring.room(0, it), lambda it: ring.send_done(0, it), lambda it: ring.input(0, it),
+        relay.fin, relay.socket, relay.advance, lambda it: relay.input(0, it),
+        lambda it: relay.connected(0, it), lambda it: relay.refuse(pipe=it),
+    ]
+    for call in calls:
+        with pytest.raises((UsageError, EngineError)) as caught:
+            call(wrong)
+        one_line(caught.value)
 
 
 def test_not_running() -> None:
@@ -124,10 +190,15 @@ def test_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
         from engine.startup import need_descriptors
         from engine.errors import MachineError
-        need_descriptors(1, 220)
+        need_descriptors(1, "max_connections", 220)
         print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200)
         try:
-            need_descriptors(2, 1000)
+            need_descriptors(2, "max_connections", 1000)
+        except MachineError as error:
+            print(error)
+        from engine import SpliceRelay
+        try:
+            SpliceRelay("127.0.0.1:1", max_sessions=50).start()
         except MachineError as error:
             print(error)
         """
@@ -136,10 +207,13 @@ def test_file_limit() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
     )
-    raised, said = done.stdout.splitlines()
+    raised, said, relay = done.stdout.splitlines()
     assert raised == "True"
     assert said.startswith("the limit of open files is 300, and max_connections=1000 on each of 2")
     assert "ulimit -Hn" in said
+    assert said.endswith("or lower max_connections")
+    assert relay.startswith("the limit of open files is 300, and max_sessions=50 needs ")
+    assert relay.endswith("or lower max_sessions")
 
 
 @pytest.mark.parametrize(

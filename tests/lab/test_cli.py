@@ -70,6 +70,13 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["serve", "--idle", "tickless", "--send-wait", "untimed"], "make no sense together"),
         (["compare", "a", "b", "--out", "/nowhere"], "there is no run in /nowhere yet"),
         (["report", "nothing"], "unknown experiment 'nothing'"),
+        (["run", "e" * 999], f"unknown experiment '{'e' * 60}...'; choose from: "),
+        (["run", "dirty-list", "-p", "p" * 999], f"'{'p' * 60}...' is not NAME=VALUE"),
+        (["serve", "--host", "224.0.0.1"], "host='224.0.0.1' is a multicast address"),
+        (["origin", "--host", "255.255.255.255"], "is a broadcast address"),
+        (["relay", "--origin", "::1:80"], "an IPv6 host stands in brackets, as in [::1]:8080"),
+        (["runs", "--out", "/dev/null"], "/dev/null is not a folder"),
+        (["compare", "a", "b", "--out", "/dev/null"], "/dev/null is not a folder"),
     ],
 )
 def test_mistakes_get_one_line_and_exit_2(
