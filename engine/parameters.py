@@ -67,6 +67,7 @@ LIVE: dict[str, Range | Words] = {
     "write_timeout_ms": Range(0, 0, 3_600_000, "ms (0: none)"),
     "wait_cap_ms": Range(25, 0.001, 60_000, "ms", real=True),
     "max_pipeline": Range(64, 1, 65_536, "requests"),
+    "max_handler_ms": Range(60_000, 0, 60_000, "ms (that a request may ask for)"),
     "so_sndbuf": Range(0, 0, 2**30, "bytes (0: the kernel's choice)"),
 }
 

@@ -32,6 +32,7 @@ class RingServer(Engine):
     :param write_timeout_ms: ms without progress of a SEND until the connection ends; 0: none.
     :param wait_cap_ms: ms, the longest periodic sleep.
     :param max_pipeline: requests outstanding per connection before its input is not read.
+    :param max_handler_ms: ms that a request may ask for; one that asks for more gets a 400.
     :param host: a numeric address; the default is loopback.
     :param port: 0: any free one.
     :param entries: SQ entries of each worker's ring.
@@ -68,6 +69,7 @@ class RingServer(Engine):
         write_timeout_ms: int = 0,
         wait_cap_ms: float = 25,
         max_pipeline: int = 64,
+        max_handler_ms: int = 60_000,
         host: str = "127.0.0.1",
         port: int = 0,
         workers: int = 1,
@@ -92,6 +94,7 @@ class RingServer(Engine):
                 "write_timeout_ms": write_timeout_ms,
                 "wait_cap_ms": wait_cap_ms,
                 "max_pipeline": max_pipeline,
+                "max_handler_ms": max_handler_ms,
             }
         )
         start = parameters.RING.check_start(

@@ -49,11 +49,13 @@ class Stand:
     preset: str
     shown: tuple[str, ...]
     needs: Mapping[str, str]
+    alone: Mapping[str, Any]
+    """Defaults that are others than in a notebook: here the clients are somebody else's."""
 
     def options(self) -> Parameters:
         """The engine's settings as parameters."""
         return Parameters(
-            _parameter(name, entry)
+            _parameter(name, entry, self.alone.get(name, entry.default))
             for name, entry in [*self.tables.start.items(), *self.tables.live.items()]
         )
 
@@ -81,7 +83,7 @@ class Stand:
 
         Serves until SIGTERM or SIGINT; one line when ready, the counters at the end.
         """
-        known, wanted = self.options(), dict[str, Any]()
+        known, wanted = self.options(), dict(self.alone)
         for name, value in given.items():
             if value is None:
                 continue
@@ -134,6 +136,8 @@ SERVER = Stand(
            "iterations", "waits", "wasted", "enters", "completions", "sends", "sends_short",
            "write_timeouts", "resets"),
     needs={},
+    # A handler's time is its worker's (sync), or one of a few threads' (async).
+    alone={"max_handler_ms": 1_000},
 )
 RELAY_STAND = Stand(
     verb="relaying", make=SpliceRelay, tables=RELAY_TABLES, decisions=RELAY, preset="after",
@@ -142,6 +146,8 @@ RELAY_STAND = Stand(
            "waits", "waits_zero", "wasted", "dispatches", "noop_dispatches", "sink_full",
            "pipe_failures", "connect_failures", "closes_client_timeout", "closes_server_timeout"),
     needs={"origin": "the server behind it; a numeric host"},
+    # Else a client that asks a silent origin and hangs up keeps its session for ever.
+    alone={"client_timeout_ms": 60_000, "server_timeout_ms": 60_000},
 )
 
 
@@ -186,14 +192,14 @@ STANDS: dict[str, Stand | OriginStand] = {
 }
 
 
-def _parameter(name: str, entry: Range | Words) -> Parameter:
+def _parameter(name: str, entry: Range | Words, default: Any) -> Parameter:
     if isinstance(entry, Words):
-        return Parameter(name, str, entry.default, choices=words(entry.enum))
+        return Parameter(name, str, default, choices=words(entry.enum))
     unit, _, note = entry.unit.partition(" (")
     if unit.startswith("("):
         unit, note = "", unit[1:]
     kind = float if entry.real else int
-    return Parameter(name, kind, kind(entry.default), unit, entry.low, entry.high,
+    return Parameter(name, kind, kind(default), unit, entry.low, entry.high,
                      help=note.rstrip(")"))
 
 

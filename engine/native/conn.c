@@ -420,6 +420,8 @@ static uint32_t parse(struct worker *w, struct conn *c, const uint8_t *data, uin
             break;
         if (n < 0)
             ask = (rl_request){.status = (int32_t)-n, .close = 1};
+        else if (ask.handler_ms > LOAD(w->settings[RL_SET_MAX_HANDLER_MS]))
+            ask = (rl_request){.status = RL_TOO_LONG, .close = 1};
         used = n < 0 ? len : used + (uint32_t)n;
         take_request(w, c, &ask);
     }

@@ -18,6 +18,7 @@ static const char *phrase(int status)
     case 404: return "404 Not Found";
     case 405: return "405 Method Not Allowed";
     case 431: return "431 Request Header Fields Too Large";
+    case RL_TOO_LONG: return "400 Bad Request: ms Is Over The Limit";
     case 505: return "505 HTTP Version Not Supported";
     default: return "400 Bad Request";
     }

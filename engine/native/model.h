@@ -24,6 +24,7 @@
 #include "ringlab.h"
 
 #define RL_IOV_MAX 8
+#define RL_TOO_LONG 4001 /* a status: the 400 of a request that asks for too much handler time */
 #define RL_LINGER (5000 * RL_MS) /* see conn_end */
 
 /* ---- bytes on their way out: copied text (heads, small bodies) and slices of the pattern --- */

@@ -190,6 +190,7 @@ enum rl_setting {
     RL_SET_WRITE_TIMEOUT_MS, /* 0: none; next iteration */
     RL_SET_CAP_NS,           /* longest periodic sleep; next iteration */
     RL_SET_MAX_PIPELINE,     /* requests outstanding per connection; next request */
+    RL_SET_MAX_HANDLER_MS,   /* that a request may ask for; next request */
     RL_SET_SO_SNDBUF,        /* 0: the kernel's choice; next connection */
     RL_SETTINGS
 };

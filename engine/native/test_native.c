@@ -166,6 +166,7 @@ static void test_fixture(const rl_policy *policy, int listed)
                                .multishot_recv = 1, .policy = *policy};
     config.settings[RL_SET_CAP_NS] = 25 * MS;
     config.settings[RL_SET_MAX_PIPELINE] = DEPTH;
+    config.settings[RL_SET_MAX_HANDLER_MS] = RL_MAX_HANDLER_MS;
     rl_script *script = rl_script_new(&config);
     CHECK(script);
     rl_wait wait;
@@ -367,6 +368,7 @@ static rl_config server_config(void)
     config.settings[RL_SET_RESPONSE_SIZE] = 1000;
     config.settings[RL_SET_CAP_NS] = 5 * MS;
     config.settings[RL_SET_MAX_PIPELINE] = 4;
+    config.settings[RL_SET_MAX_HANDLER_MS] = RL_MAX_HANDLER_MS;
     config.settings[RL_SET_SO_SNDBUF] = 16384;
     config.policy = fixed_policy();
     return config;

@@ -420,6 +420,14 @@ def test_a_silent_origin_is_timed_out(origin: Origin) -> None:
         assert relay.counters()["last_why"] in ("deadline", "event")
 
 
+def test_who_asks_a_silent_origin_and_hangs_up_keeps_no_session(origin: Origin) -> None:
+    with relay_of(origin, "after", server_timeout_ms=100) as relay, Browser(relay) as client:
+        client.socket.sendall(b"GET /?silent=1 HTTP/1.1\r\n\r\n")
+        client.socket.shutdown(socket.SHUT_WR)
+        eventually(lambda: relay.counters()["closes_server_timeout"] == 1)
+        eventually(lambda: relay.counters()["sessions"] == 0)
+
+
 def test_no_pipe_left_means_copying(origin: Origin) -> None:
     """The process may open nothing more but the sockets of one session."""
     with relay_of(origin, "after") as relay, Browser(relay) as client:

@@ -46,6 +46,7 @@ def one_line(error: BaseException) -> str:
         ({"handler_ms": 60_001}, "a whole number from 0 to 60000 ms"),
         ({"wait_cap_ms": 0}, "wait_cap_ms=0 is not allowed: a number from 0.001 to 60000 ms"),
         ({"wait_cap_ms": float("nan")}, "wait_cap_ms=nan is not allowed"),
+        ({"max_handler_ms": 60_001}, "a whole number from 0 to 60000 ms"),
         ({"max_pipeline": 0}, "a whole number from 1 to 65536 requests"),
         ({"write_timeout_ms": -5}, "ms (0: none)"),
         ({"so_sndbuf": 2**31}, "bytes (0: the kernel's choice)"),

@@ -304,3 +304,27 @@ def test_a_new_script_has_wasted_nothing() -> None:
     script = Script()
     script.turn()
     assert script.counters()["wasted"] == 0
+
+
+@pytest.mark.parametrize("route", ["sync", "async"])
+def test_a_request_for_too_long_a_handler_is_refused_in_words(route: str) -> None:
+    script = Script("tickless", max_handler_ms=100)
+    client = script.accept()
+    script.turn()
+    for ms in (100, 101):
+        script.get(client, size=1, route=route, ms=ms)
+    script.room(client, 1 << 20)
+    while not script.output(client).endswith(b"Connection: close\r\n\r\n"):
+        script.turn()
+        while script.handler_begin(client):
+            script.handler_end(client)
+        if (size := script.pending(client)[1]) is not None:
+            script.send_done(client, size)
+    answers = script.output(client)
+    assert (script.counters()["requests"], script.counters()["bad_requests"]) == (2, 1)
+    assert script.loop().now_ns < 300 * MS, "nobody has waited for the second"
+    assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answers.count(b"HTTP/1.1 400 Bad Request: ms Is Over The Limit\r\n") == 1
+    assert answers.endswith(b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+    script.set(max_handler_ms=200)
+    assert script.settings["max_handler_ms"] == 200

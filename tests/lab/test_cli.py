@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import RingServer
 from lab import cli, console
 from lab.clients import Client
 from lab.runs import RUN_FILE, SCHEMA
@@ -195,6 +196,19 @@ def test_serve_stops_on_signals_and_tells_its_counters(number: signal.Signals) -
     assert json.loads(out)["counters"]["requests"] == 1
 
 
+def test_serve_bounds_the_handler_time_that_a_client_asks_for() -> None:
+    with start("serve", "--json") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        with socket.create_connection((ready["host"], ready["port"]), 10) as client:
+            client.sendall(b"GET /sync?ms=60000 HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400 Bad Request: ms Is Over The Limit")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert ready["settings"]["max_handler_ms"] == 1000
+    assert (process.returncode, RingServer().settings["max_handler_ms"]) == (0, 60_000)
+
+
 def test_serve_stops_though_its_worker_is_parked() -> None:
     with start("serve", "--json", "--preset", "shipped", "--so-sndbuf", "64KiB") as process:
         assert process.stdout is not None
@@ -219,6 +233,8 @@ def test_relay_and_origin_serve_together_and_stop_in_order() -> None:
             assert ready["origin"] == target
             assert ready["policy"] == "recv-allowed"
             assert ready["settings"]["so_sndbuf"] == 65_536
+            assert ready["settings"]["server_timeout_ms"] == 60_000
+            assert ready["settings"]["client_timeout_ms"] == 60_000
             with Client(ready["host"], ready["port"]) as client:
                 client.ask("/object?size=100000", 100_000)
                 assert client.read_all()
