@@ -185,9 +185,7 @@ class Script(Handle):
 
     def handler_begin(self, slot: int) -> bool:
         """The slot's handler takes its lock; False: it has no request to handle."""
-        return bool(
-            self._call("handler_begin", _slot(slot))
-        )
+        return bool(self._call("handler_begin", _slot(slot)))
 
     def handler_end(self, slot: int) -> None:
         """It answers, unlocks and hands the connection back."""
