@@ -24,7 +24,7 @@ from lab.choreography import (
 )
 from lab.experiment import Arm, Experiment, Repetition, Setting
 from lab.parameters import Parameter, Parameters, Value
-from lab.ring_stall import Stall, measure_ring, median
+from lab.ring_stall import RingStall, measure_ring, median
 from lab.verdict import BUSY_ON_QUEUE, Budget
 
 SOURCE = (
@@ -77,7 +77,7 @@ BUDGETS = {
 }
 
 
-def stall_of(arm: str, values: Mapping[str, Value]) -> Stall:
+def stall_of(arm: str, values: Mapping[str, Value]) -> RingStall:
     """The choreography of an arm."""
     if arm == "held-completion":
         return _held(values)
@@ -93,7 +93,7 @@ def stall_of(arm: str, values: Mapping[str, Value]) -> Stall:
         ),
         "async+poked": (*_single("async", values), Poke(), Settle(requests_seen(2))),
     }[arm]
-    return Stall(steps, longer=steps)
+    return RingStall(steps, longer=steps)
 
 
 def _single(route: str, values: Mapping[str, Value]) -> Choreography:
@@ -104,7 +104,7 @@ def _single(route: str, values: Mapping[str, Value]) -> Choreography:
     )
 
 
-def _held(values: Mapping[str, Value]) -> Stall:
+def _held(values: Mapping[str, Value]) -> RingStall:
     """A handler runs while the SEND of its connection's earlier response completes."""
 
     def steps(handler_ms: int) -> Choreography:
@@ -118,7 +118,7 @@ def _held(values: Mapping[str, Value]) -> Stall:
         )
 
     handler_ms = int(values["handler_ms"])
-    return Stall(
+    return RingStall(
         steps(handler_ms),
         longer=steps(max(handler_ms, LONG_MS)),
         # What is left for the window ends a little before the handler does.

@@ -1,42 +1,35 @@
-"""One repetition on the relay, or on HAProxy in its place: idle, stall, drain; then the probes.
+"""One repetition of a stall on the relay, or on HAProxy in its place: see :mod:`lab.stall`.
 
-The order and the reasons are those of :mod:`lab.ring_stall`: figures first and in the dark, then
-the probes, each with a stall of its own.
+After the figures, two probes: the timeout of the side that stalls, and stop.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from engine import SpliceRelay
-from engine.counters import flatten_array
-from engine.errors import EngineError
 from engine.relay_views import ChannelView, SessionView
-from lab.choreography import (
-    HELD_BACK,
-    HELD_BRIEFLY,
-    Choreography,
-    Counters,
-    Player,
-    ReadAll,
-    Settle,
-    State,
-    wait_for,
+from lab.choreography import HELD_BACK, HELD_BRIEFLY, Choreography, Settle, State, wait_for
+from lab.stall import (
+    HONOURED_WITHIN_S,
+    SAMPLE_HZ,
+    Clock,
+    EngineTarget,
+    Probes,
+    Seen,
+    Stall,
+    Timeout,
+    Watch,
 )
-from lab.clients import ClientError
-from lab.experiment import IDLE
-from lab.measure import Snapshot, Target, Window, measure, window_between
-from lab.ring_stall import DRAIN, HONOURED_WITHIN_S, SAMPLE_HZ, Clock
 
 WARM_UP_S = 0.05
-TIMEOUT_MS = 200
-STOP_GRACE_MS = 100
+_TIMEOUT_MS = 200
 # Its time begins anew with every byte that the stalled side still takes, as window probes make it.
-CLOSED_WITHIN_S = 2.0
+_CLOSED_WITHIN_S = 2.0
+STOP_GRACE_MS = 100
 # A stream that has not moved for so long will not move any more.
 PATIENCE_S = 2.0
 # Least to_forward for which splice is tried, RL_RELAY_MIN_SPLICE.
@@ -50,18 +43,18 @@ RUNS = State("the loop waits", lambda counters: bool(counters["waiting"]))
 NOBODY = State("no session is left", lambda counters: bool(counters["sessions"] == 0))
 
 
-@dataclass(frozen=True)
-class RelayStall:
-    """How an arm brings its stall about: ``steps``; what ends it: ``drain``.
+@dataclass(frozen=True, kw_only=True)
+class RelayStall(Stall):
+    """A stall; ``timeout`` names the timeout that must close it: ``client`` or ``server``; None:
+    not asked."""
 
-    ``meanwhile`` is played during the window, where that is no stall. ``timeout`` names the timeout
-    that a stalled session must be closed by: ``client`` or ``server``; None: not asked.
-    """
-
-    steps: Choreography
-    drain: Choreography = (ReadAll(),)
-    meanwhile: Choreography = ()
     timeout: str | None = "client"
+
+    @property
+    def limit(self) -> Timeout:
+        """For the probe."""
+        return Timeout(f"{self.timeout}_timeout_ms", f"closes_{self.timeout}_timeout", _TIMEOUT_MS,
+                       _CLOSED_WITHIN_S, first=False)
 
     @property
     def quick(self) -> Choreography:
@@ -73,46 +66,16 @@ class RelayStall:
         )
 
 
-@dataclass
-class RelayTarget:
-    """A relay in this process, as a window measures it."""
+class RelayWatch(Watch):
+    """Sees the sessions of the relay."""
 
-    relay: SpliceRelay
-    pid: int = field(default_factory=os.getpid)
+    def __init__(self, relay: SpliceRelay, clock: Clock) -> None:
+        super().__init__(EngineTarget(relay), clock)
+        self._relay = relay
 
-    def thread_ids(self) -> Sequence[int]:
-        """Its one thread."""
-        return self.relay.thread_ids()
-
-    def counters(self) -> Mapping[str, Any]:
-        """Its flat counters."""
-        return self.relay.counters()
-
-
-class Served(Protocol):
-    """What the windows are measured on, and where its clients connect."""
-
-    @property
-    def host(self) -> str:
-        """A numeric address."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        ...
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The windows of a repetition, what was seen in the stalled one, and what came of it."""
-
-    windows: Mapping[str, Window]
-    before: Counters | None
-    after: Counters | None
-    sessions: Sequence[SessionView]
-    delivered: Mapping[str, Any]
-    troubles: Sequence[str]
+    def views(self) -> Sequence[Any]:
+        """A :class:`engine.relay_views.SessionView` each."""
+        return self._relay.sessions()
 
 
 def measure_relay(
@@ -123,14 +86,12 @@ def measure_relay(
     with SpliceRelay(
         origin, policy, sample_hz=SAMPLE_HZ, stop_grace_ms=STOP_GRACE_MS, **options
     ) as relay:
-        clock, target = Clock(), RelayTarget(relay)
+        clock, probes = Clock(), Probes(relay, NOBODY, PATIENCE_S)
         time.sleep(WARM_UP_S)
         wait_for(RUNS, relay.counters, HONOURED_WITHIN_S)
-        seen = watch(stall, target, relay, window, seconds, clock)
-        samples = clock.label(
-            flatten_array(relay.samples()), arm, relay.policy.name, repetition
-        )
-        _empty(relay)
+        seen = RelayWatch(relay, clock).repetition(stall, probes.player(), window, seconds)
+        samples = clock.label(relay, arm, repetition)
+        probes.empty()
         # Where the stall was not reached there is nothing to probe, and it would take long.
         probed = not seen.troubles
         asked = probed and stall.timeout is not None
@@ -138,44 +99,12 @@ def measure_relay(
             "windows": seen.windows,
             "delivered": seen.delivered,
             "decisions": relay.policy.choices,
-            "honours_write_timeout": honours_timeout(relay, stall) if asked else None,
+            "honours_write_timeout":
+                probes.honours_timeout(stall.quick, stall.limit) if asked else None,
             "evidence": evidence(seen, seen.windows[window].seconds),
             "samples": samples,
-            # The last probe: it ends the relay.
-            "honours_stop": honours_stop(relay, stall.quick) if probed else None,
+            "honours_stop": probes.honours_stop(stall.quick) if probed else None,
         }
-
-
-def watch(
-    stall: RelayStall, target: Target, served: Served, window: str, seconds: float,
-    clock: Clock | None = None,
-) -> Seen:
-    """The three windows, on anything that clients can connect to."""
-    marks = clock or Clock()
-    relay = target.relay if isinstance(target, RelayTarget) else None
-    windows: dict[str, Window] = {}
-    with marks.window(IDLE):
-        windows[IDLE] = measure(target, IDLE, seconds)
-    with _player(served, relay) as player:
-        player.play(stall.steps)
-        before = target.counters()
-        with marks.window(window):
-            windows[window] = _measured(stall, target, window, seconds, player)
-        after = target.counters()
-        sessions = relay.sessions() if relay is not None else []
-        with marks.window(DRAIN):
-            begun = Snapshot.take(target)
-            player.play(stall.drain)
-            windows[DRAIN] = window_between(DRAIN, begun, Snapshot.take(target))
-        return Seen(windows, before, after, sessions, player.delivered(), player.troubles)
-
-
-def _measured(
-    stall: RelayStall, target: Target, window: str, seconds: float, player: Player
-) -> Window:
-    if not stall.meanwhile:
-        return measure(target, window, seconds)
-    return measure(target, window, seconds, sleep=lambda _: player.play(stall.meanwhile))
 
 
 # ---- what a window showed -----------------------------------------------------------------------
@@ -184,24 +113,25 @@ def _measured(
 def evidence(seen: Seen, seconds: float) -> dict[str, Any]:
     """Counts of the stalled window and the session as it was at its end, for ``evidence``."""
     troubles = list(seen.troubles)
-    if seen.before is None or seen.after is None:
+    before, after = seen.stalled.before, seen.stalled.after
+    if before is None or after is None:
         return {"troubles": troubles}
     counts = {
-        name: seen.after[name] - seen.before[name]
-        for name in seen.after
-        if name in seen.before and isinstance(seen.after[name], int)
+        name: after[name] - before[name]
+        for name in after
+        if name in before and isinstance(after[name], int)
     }
-    stuck = max(seen.sessions, key=_held, default=None)
+    stuck = max(seen.stalled.views, key=_held, default=None)
     channel = None if stuck is None else max((stuck.request, stuck.response), key=_in_channel)
     return {
         "seconds": seconds,
         "counts": {name: counts[name] for name in COUNTED},
         # It may have woken: now and then the kernel probes the shut window, and a little moves.
-        "asleep": bool(seen.after["waiting"]) and not counts["noop_dispatches"]
-        and seen.after["last_why"] in BLOCKING,
-        "last_why": str(seen.after["last_why"]),
+        "asleep": bool(after["waiting"]) and not counts["noop_dispatches"]
+        and after["last_why"] in BLOCKING,
+        "last_why": str(after["last_why"]),
         "why": {name[4:]: counts[name] for name in counts if name.startswith("why_")
-                and counts[name]} or {str(seen.after["last_why"]): 0},
+                and counts[name]} or {str(after["last_why"]): 0},
         "channel": None if channel is None else asdict(channel),
         "session": None if stuck is None else {
             "requests": stuck.requests, "responses": stuck.responses, "outq": stuck.outq,
@@ -268,51 +198,6 @@ def per_mb(counts: Mapping[str, int]) -> Mapping[str, float | None]:
     }
     each = {name: count / (total / _MB) for name, count in calls.items()}
     return each | {"spliced_share": spliced / total}
-
-
-# ---- probes -------------------------------------------------------------------------------------
-
-
-def honours_timeout(relay: SpliceRelay, stall: RelayStall) -> bool:
-    """Is a stalled session closed by its timeout of TIMEOUT_MS, soon after it?"""
-    counter = f"closes_{stall.timeout}_timeout"
-    limit: dict[str, Any] = {f"{stall.timeout}_timeout_ms": TIMEOUT_MS}
-    earlier = relay.counters()[counter]
-    ended = State("closed by its timeout", lambda now: bool(now[counter] > earlier))
-    try:
-        with _player(relay, relay) as player:
-            player.play(stall.quick)
-            relay.set(**limit)
-            return wait_for(ended, relay.counters, TIMEOUT_MS / 1e3 + CLOSED_WITHIN_S)
-    except ClientError:
-        return False
-    finally:
-        limit = dict.fromkeys(limit, 0)
-        relay.set(**limit)
-        _empty(relay)
-
-
-def honours_stop(relay: SpliceRelay, steps: Choreography) -> bool:
-    """Does a stalled loop leave within HONOURED_WITHIN_S once it was asked to stop?"""
-    with _player(relay, relay) as player:
-        player.play(steps)
-        relay.request_stop()
-        return relay.wait_stopped(HONOURED_WITHIN_S)
-
-
-def _player(served: Served, relay: SpliceRelay | None) -> Player:
-    return Player(
-        served.host, served.port, watch=None if relay is None else relay.counters,
-        patience=PATIENCE_S, strict=False,
-    )
-
-
-def _empty(relay: SpliceRelay) -> None:
-    """Wait until the last stall is over, so that it does not colour the next probe."""
-    try:
-        wait_for(NOBODY, relay.counters, HONOURED_WITHIN_S)
-    except EngineError:
-        pass  # the loop has ended; the next call says why
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from lab.choreography import (
     Connect,
     Get,
     Pace,
+    Player,
     Read,
     ReadAll,
     Release,
@@ -37,15 +38,8 @@ from lab.experiment import Arm, Experiment, Repetition, Setting
 from lab.origin import Object
 from lab.origin_process import OriginProcess
 from lab.parameters import Parameter, Parameters, Value
-from lab.relay_stall import (
-    RelayStall,
-    measure_relay,
-    per_mb,
-    rates,
-    summed,
-    watch,
-)
-from lab.ring_stall import HONOURED_WITHIN_S
+from lab.relay_stall import PATIENCE_S, RelayStall, measure_relay, per_mb, rates, summed
+from lab.stall import HONOURED_WITHIN_S, Watch
 from lab.verdict import BUSY_ON_QUEUE, Budget
 
 SOURCE = (
@@ -233,7 +227,8 @@ def _real(
     # It wakes about once a second by itself: a shorter window would take that for a rhythm.
     seconds = max(1.0, float(setting.values["seconds"]))
     with haproxy.Haproxy(origin, **buffers) as target:
-        seen = watch(stall, target, target, setting.arm.window, seconds)
+        player = Player(target.host, target.port, patience=PATIENCE_S, strict=False)
+        seen = Watch(target).repetition(stall, player, setting.arm.window, seconds)
         return Repetition(
             setting, windows=seen.windows, delivered=seen.delivered, decisions={},
             honours_stop=target.stops(HONOURED_WITHIN_S),

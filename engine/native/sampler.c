@@ -204,13 +204,17 @@ static void settle_now(struct sampled *s)
     settle(s, asleep ? s->due : now, now);
 }
 
-/* A loop that finds a reader at work leaves it to the reader, or to its own next iteration. */
+/* A loop that finds a reader at work comes back in its next iteration, and still knows since when
+ * it slept. */
 void sampled_keep(struct sampled *s, uint64_t from, uint64_t now)
 {
+    if (!s->slept_from)
+        s->slept_from = from;
     if (pthread_mutex_trylock(&s->lock))
         return;
-    settle(s, from, now);
+    settle(s, s->slept_from, now);
     pthread_mutex_unlock(&s->lock);
+    s->slept_from = 0;
 }
 
 /* The oldest tick not taken before, which there is, into out. */
@@ -267,6 +271,7 @@ int sampler_now(struct sampler *s, int index, void *out)
         return -EINVAL;
     struct sampled *loop = s->sampled[index];
     pthread_mutex_lock(&loop->lock);
+    settle_now(loop); /* a loop that wakes now finds the lock taken, and is late */
     memcpy(out, take_sample(loop, clock_ns(CLOCK_MONOTONIC), true), loop->unit);
     pthread_mutex_unlock(&loop->lock);
     return 0;

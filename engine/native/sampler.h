@@ -36,6 +36,7 @@ struct sampled {
     uint64_t switches_at;
     uint64_t final_cpu_ns; /* the thread clock when the loop was left; 0: it runs */
     uint64_t due;          /* the next tick; UINT64_MAX: none. Read by the loop without the lock */
+    uint64_t slept_from;   /* the loop's own: of a sleep whose ticks were not kept yet; 0: none */
     /* From here on under the lock, which the loop tries and never waits for. */
     pthread_mutex_t lock;
     uint64_t index, period;

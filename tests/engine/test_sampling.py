@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -148,3 +149,31 @@ def test_samples_of_several_loops_come_in_the_order_of_time() -> None:
         assert (np.diff(samples["t_ns"].astype(np.int64)) >= 0).all()
         counts = np.bincount(samples["worker"].astype(int))
         assert abs(int(counts[0]) - int(counts[1])) <= 1
+
+
+def test_somebody_who_looks_all_the_time_takes_no_tick_from_it() -> None:
+    """The loop does not wait for a reader's lock, and yet each of its sleeps is told whole."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RingServer("tickless", sample_hz=1000))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        stop = threading.Event()
+
+        def look() -> None:
+            while not stop.is_set():
+                server.counters()
+
+        readers = [threading.Thread(target=look) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        try:
+            server.samples()
+            for _ in range(40):
+                client.sendall(b"GET /sync?size=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert client.recv(4096)
+                time.sleep(0.01)
+            steps = np.diff(server.samples()["t_ns"].astype(np.int64))
+        finally:
+            stop.set()
+            for reader in readers:
+                reader.join()
+        assert len(steps) > 0.9 * steps.sum() / MS > 300
