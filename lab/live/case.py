@@ -38,12 +38,14 @@ class Scene:
     """What every client of the panel does: ``steps`` bring it about, ``drain`` is "read all".
 
     ``meanwhile`` is then played over and over beside everything else, until a button is pressed.
-    ``does``: what one client, and what several of them do then, in words.
+    ``after`` is played once the clients were put away. ``does``: what one client, and what several
+    of them do then, in words.
     """
 
     steps: Choreography
     drain: Choreography = (ReadAll(),)
     meanwhile: Choreography = ()
+    after: Choreography = ()
     does: tuple[str, str] = ("asked and does not read", "asked and do not read")
 
 

@@ -36,6 +36,7 @@ STOP_S = 1.0
 # The strip is told often while something has just been done, seldom while it stays so.
 _STRIP_S, _STRIP_LATER_S, _JUST_NS = 0.25, 0.7, 3_000_000_000
 _COST_S = 2.0
+_ENDING_S = 0.5
 _NOBODY = Look([], False)
 _WIDE = 7  # columns of the strip that find room beside the controls
 
@@ -382,11 +383,21 @@ class LivePanel:
             return f"{'; '.join(troubles)}. {self.case.words.no_stall}"
         one, several = scene.does
         text = f"a client {one}" if count == 1 else f"{count} clients {several}"
-        left = self.case.look(self.server).count - count
+        # Others may be connected to somebody else's engine.
+        left = self._left_over(count) if self._own else 0
         if left <= 0:
             return text
         what = self.case.words.rows + ("s" if left > 1 else "")
         return f"{text}; {left} {what} of earlier clients never ended (start again ends them)"
+
+    def _left_over(self, count: int) -> int:
+        """Connections beyond the panel's own, once those that are ending have had time to."""
+        until = time.monotonic() + _ENDING_S
+        while (left := self.case.look(self.server).count - count) > 0:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        return left
 
     def _preset(self, arm: str, policy: str = "") -> str:
         presets = self.case.presets

@@ -139,6 +139,11 @@ class Party:
                 each.close()
             except (OSError, RuntimeError):
                 pass  # it is in use by a thread that will find its socket closed
+        if players and self._scene.after:
+            try:
+                self._player().play(self._scene.after)
+            except (RinglabError, OSError):
+                pass  # whoever it is meant for has gone already
 
     # -- what goes on beside the buttons ---------------------------------------------------------
 

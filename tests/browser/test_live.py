@@ -309,9 +309,10 @@ def test_the_stepper_by_keyboard_and_a_page_that_is_opened_again(panel: Driver) 
     # A page that is opened again has the history, and the panel goes on.
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
     page.wait_for_timeout(1500)
-    seen = panel.newest("t")
+    seen, view = panel.newest("t"), page.get_attribute(PANEL, "data-view")
     page.goto(page.address)
     panel.ready()
+    assert page.get_attribute(PANEL, "data-view") != view, "it is not the one that said goodbye"
     page.wait_for_function(
         f"() => Number(document.querySelector('{PANEL} .rl-plots').dataset.rows) > 5")
     panel.press(arm="async+pipelined")

@@ -72,7 +72,7 @@ def test_the_notebook_s_panel_shows_the_spin_its_cure_and_measures_it(
     panel.state("quiet")
     panel.press(action="measure")
     panel.says("measured a under after: quiet", 40)
-    assert "no-op dispatches" in page.inner_text(f"{PANEL} .rl-table")
+    assert "no-ops" in page.inner_text(f"{PANEL} .rl-table")
     page.locator(f"{PANEL} .rl-table").scroll_into_view_if_needed()
     panel.picture("relay-measured-1280x800")
     assert page.errors == []

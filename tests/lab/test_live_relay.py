@@ -160,6 +160,8 @@ def test_an_upload_spins_in_the_other_direction_until_the_origin_is_let_go(
     assert "goes on" in done(panel, "release")
     assert wait_until(lambda: panel.server.counters()["piped"] == 0)
     assert "every byte in order" in done(panel, "read all")
+    done(panel, "preset", arm="e")
+    assert "never ended" not in done(panel, "preset", arm="a"), "the origin was let go"
 
 
 def test_a_paced_client_goes_on_until_a_button_is_pressed(panel: LivePanel) -> None:
@@ -178,6 +180,7 @@ def test_the_mirror_fault_is_as_quiet_and_its_bytes_are_missing(panel: LivePanel
     done(panel, "preset", arm="m", policy="mirror")
     assert state_is(panel, "quiet"), panel.board["strip"]
     assert "not whole" in done(panel, "read all")
+    assert "of earlier clients never ended" in done(panel, "preset", arm="a")
 
 
 def test_clients_poke_half_close_reset_and_stop(panel: LivePanel) -> None:
@@ -219,7 +222,7 @@ def test_a_measured_run_says_what_the_strip_says(panel: LivePanel) -> None:
     row = panel.runs[0].arms[0]
     assert row["noop_per_s"] > 2000
     assert panel.runs[0].data["sizes"] is None, "which sizes spin is another question"
-    assert "no-op dispatches" in panel.board["table"]
+    assert "no-ops" in panel.board["table"]
     assert panel.party.size == 1, "the panel's own stall is back"
     assert state_is(panel, "spins")
 

@@ -118,6 +118,7 @@ class PanelPage {
     this.set = set;
     this.words = message.words;
     if (message.wide) {
+      this.connections.classList.add("rl-wide");
       this.left.parentElement.before(this.connections);
     }
     this.arms = new Map(message.controls.map((spec) => [spec.name, spec.arms]));

@@ -4,9 +4,11 @@ const PAGES = { panel: PanelPage, stepper: StepperPage };
 const HERE_MS = 10000;
 
 function render({ model, el: place }) {
-  const view = newId("view");
+  // A page that is loaded again counts from one again: it must not be taken for the one that left.
+  const view = `${newId("view")}-${Math.random().toString(36).slice(2)}`;
   const root = document.createElement("div");
   root.className = `ringlab-live rl-page-${model.get("page")}`;
+  root.dataset.view = view;
   root.setAttribute("role", "region");
   // Plain keys belong to the controls (arrows move a slider, not the notebook's cells); JupyterLab
   // keeps those with Ctrl, Alt or Meta.
