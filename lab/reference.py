@@ -20,8 +20,12 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 FILES = {
     "dirty-list": ("dirty_list_founding.csv", "dirty_list_celeris.csv"),
     "splice": ("splice_builds.csv",),
-    "expired-wait": ("expired_wait.csv",),
+    "expired-wait": ("expired_wait.csv", "expired_wait_pair.csv"),
 }
+COLUMNS = ("case", "source", "machine", "build", "arm", "window", "quantity", "unit",
+           "low", "value", "high", "trials", "note")
+# The source of the only rows that the lab measured itself.
+BY_THE_LAB = "ringlab kernel, on the pair of kernels that bench/kernel_pair builds"
 CLASSES = {
     "A1": "paused input stays registered",
     "A2": "write interest kept with nothing to write",
@@ -60,6 +64,11 @@ def splice() -> list[dict[str, Any]]:
 def expired_wait() -> list[dict[str, Any]]:
     """The cost of waits, from the founding patch and measured for this project."""
     return _figures("expired_wait.csv")
+
+
+def kernel_pair() -> list[dict[str, Any]]:
+    """The cost of waits in two kernels that differ by the check only, measured by the lab."""
+    return _figures("expired_wait_pair.csv")
 
 
 def figures(case: str) -> list[dict[str, Any]]:

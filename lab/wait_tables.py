@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
@@ -28,6 +29,8 @@ GIVEN_UP = {
 }
 _ICOUNT = "QEMU icount"
 _RING = "io_uring_wait_cqe_timeout"
+# A few instructions more or less in a wait of thousands, as the look at the clock itself.
+_SAME = 0.02
 
 
 def notes(run: Run) -> str:
@@ -119,6 +122,27 @@ def napi_table(run: Run) -> Table:
                  f"{remark} {notes(run)}".strip())
 
 
+def napi_ways_table(run: Run) -> Table:
+    """Every other way that polls, with its shortest timeout: how long it takes, and its CPU."""
+    rows = [row for row in run.data["rows"] if row["flags"] == "none" and row["way"] != _RING]
+    settings = sorted({row["napi_us"] for row in rows})
+    columns = [Column("way to wait", words=True), Column("timeout", words=True)]
+    for name, unit in (("wait", "us p50"), ("CPU", "% of the time")):
+        columns += [Column(f"{name}, {f'{us:,} us' if us else 'no NAPI'}", unit)
+                    for us in settings]
+    cells = []
+    for way in dict.fromkeys(row["way"] for row in rows if row["napi_us"]):
+        least = min(row["timeout_ns"] for row in rows if row["way"] == way)
+        found = [waits.find(rows, way, least, "none", us) for us in settings]
+        cells.append([
+            Cell(way), Cell(waits.label(least)),
+            *(Cell(figure(one["us_p50"]) if one else NONE) for one in found),
+            *(Cell(f"{waits.cpu_percent(one):.0f}" if one else NONE) for one in found),
+        ])
+    return Table("The other ways to enter the ring, with NAPI busy polling", columns, cells,
+                 f"Each with its shortest timeout. {notes(run)}")
+
+
 def ping_note(run: Run) -> Note:
     """What busy polling is for."""
     found = run.data.get("ping_pong")
@@ -179,17 +203,18 @@ def kernels_table(store: RunStore | None = None) -> Table:
 
 
 def _known_kernels() -> list[list[Cell]]:
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for row in reference.expired_wait():
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in [*reference.expired_wait(), *reference.kernel_pair()]:
         if row["machine"].startswith(_ICOUNT) and row["arm"] == f"{_RING} 0":
-            figures = found.setdefault((row["machine"], row["build"]), {})
+            by = "by the lab" if row["source"] == reference.BY_THE_LAB else "for this project"
+            figures = found.setdefault((by, row["machine"], row["build"]), {})
             figures[row["quantity"]] = row["value"]
     return [
-        [Cell("for this project"), Cell(machine.removeprefix(f"{_ICOUNT}, ")), Cell(build),
+        [Cell(by), Cell(machine.removeprefix(f"{_ICOUNT}, ")), Cell(build),
          Cell(figure(figures.get("us_per_wait"))),
          _count(figures.get("voluntary_switches_per_wait")),
-         _count(figures.get("timer_interrupts_per_wait"))]
-        for (machine, build), figures in found.items()
+         _count(figures.get("timer_starts_per_wait", figures.get("timer_interrupts_per_wait")))]
+        for (by, machine, build), figures in found.items()
     ]
 
 
@@ -203,11 +228,47 @@ def _own_kernels(store: RunStore) -> list[list[Cell]]:
         row = waits.find(one["rows"], _RING, 0)
         if row:
             has = one["kernel_check"]["has_check"]
-            rows.append([Cell("here"), Cell(one["release"]),
+            # With the file's name: a kernel and its patched build have one release.
+            rows.append([Cell("here"), Cell(f"{one['release']} ({Path(one['image']).name})"),
                          Cell({True: "with the check", False: "before"}.get(has, "?")),
                          Cell(figure(row["us_p50"])), _count(row["voluntary_switches"]),
                          _count(row["timer_starts"])])
     return rows
+
+
+def pair_table() -> Table:
+    """Every wait in two kernels that differ by the check only, from data/reference."""
+    columns = [Column("", words=True), Column("way to wait", words=True),
+               Column("timeout", words=True), Column("before", "us"),
+               Column("with the check", "us"), Column("ratio", "with / before"),
+               Column("switches", "before"), Column("switches", "with"),
+               Column("timers", "before"), Column("timers", "with")]
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    rows = reference.kernel_pair()
+    for row in rows:
+        found.setdefault(row["arm"], {})[row["build"], row["quantity"]] = row["value"]
+    cells = []
+    for arm, figures in found.items():
+        name, _, timeout = arm.partition(" ")
+        us, switches, timers = ([figures.get((build, f"{quantity}_per_wait"))
+                                 for build in ("before", "with the check")]
+                                for quantity in ("us", "voluntary_switches", "timer_starts"))
+        ratio = us[1] / us[0] if us[0] and us[1] is not None else None
+        cells.append([Cell(_change(ratio)), Cell(name), Cell(timeout),
+                      *(Cell(figure(value)) for value in us),
+                      Cell(NONE if ratio is None else f"{ratio:.3f}"),
+                      *(_count(value) for value in [*switches, *timers])])
+    machine = rows[0]["machine"] if rows else _ICOUNT
+    return Table("One kernel without and with the check, way by way", columns, cells,
+                 f"{machine}; {rows[0]['trials'] if rows else 0} comparisons that agree to the "
+                 "digit. Per wait; thousands of instructions, not real time. Voluntary switches, "
+                 "and hrtimers started. docs/kernels.md says how to build the pair.")
+
+
+def _change(ratio: float | None) -> str:
+    if ratio is None or abs(ratio - 1) < _SAME:
+        return "same"
+    return "cheaper" if ratio < 1 else "dearer"
 
 
 def _elsewhere() -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import MachineError, UsageError
 from engine.waits import Case, measure
-from lab import cli, experiment, wait_tables, waits
+from lab import cli, experiment, kernel, reference, wait_tables, waits
 from lab.expired_wait import EXPERIMENT
 from lab.plots.waits import df_waits, plot_timeouts, plot_zero
 from lab.runs import Run, RunStore, compare, read_run
@@ -78,6 +78,9 @@ def test_every_table_has_rows_and_both_faces(run: Run, tmp_path: Path) -> None:
                  wait_tables.ping_note(run)):
         assert note.text
     assert wait_tables.napi_table(run).caption
+    polled = {row["way"] for row in run.data["rows"] if row["napi_us"]} - {waits.RING_WAIT}
+    assert {row[0].text for row in wait_tables.napi_ways_table(run).rows} == polled
+    assert bool(polled) == bool(run.data["ping_pong"])
 
 
 def test_reference_figures_stand_beside_ours_with_their_machine(run: Run, tmp_path: Path) -> None:
@@ -87,6 +90,35 @@ def test_reference_figures_stand_beside_ours_with_their_machine(run: Run, tmp_pa
     kernels = str(wait_tables.kernels_table(RunStore(tmp_path)))
     assert "minimal kernel 7.3.4" in kernels
     assert "0.920" in kernels
+    (own,) = {row["machine"] for row in reference.kernel_pair()}
+    assert own.removeprefix("QEMU icount, ") in kernels
+    assert "by the lab" in kernels
+
+
+def test_the_pair_of_kernels_stands_way_by_way() -> None:
+    table = wait_tables.pair_table()
+    told = {(row[1].text, row[2].text): [cell.text for cell in row] for row in table.rows}
+    assert len(told) == len({row["arm"] for row in reference.kernel_pair()})
+    assert told[waits.RING_WAIT, "0"][0] == "cheaper"
+    assert told[waits.RING_WAIT, "0"][6:8] == ["1.000", "0.000"]
+    assert told[waits.RING_WAIT, "50 us"][0] == "same"
+    assert told["epoll_wait", "0"][0] == "same"
+
+
+def test_two_builds_of_one_release_are_told_apart(tmp_path: Path) -> None:
+    def measured(name: str, us: float, timers: float) -> kernel.KernelFigures:
+        row = {"way": waits.RING_WAIT, "timeout_ns": 0, "flags": "none", "napi_us": 0,
+               "us_p50": us, "voluntary_switches": timers, "timer_starts": timers}
+        return kernel.KernelFigures(Path("/there", name), "6.12.1", [row], [], 1.0)
+
+    pair = [measured("before.bzImage", 5.0, 1.0), measured("after.bzImage", 0.9, 0.0)]
+    kernel.store(kernel.Comparison(pair), 1.0, tmp_path)
+    store = RunStore(tmp_path)
+    here = [[cell.text for cell in row] for row in wait_tables.kernels_table(store).rows
+            if row[0].text == "here"]
+    assert here == [["here", "6.12.1 (before.bzImage)", "before", "5.00", "1.000", "1.000"],
+                    ["here", "6.12.1 (after.bzImage)", "with the check", "0.900", "0.000",
+                     "0.000"]]
 
 
 def test_pictures_draw_the_frame_that_is_returned(run: Run) -> None:

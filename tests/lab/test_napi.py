@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import MachineError
-from engine.waits import Case, WayAbsent, measure, ping
-from lab import napi, napi_child
+from engine.waits import Case, WayAbsent, measure, ping, ways
+from lab import napi, napi_child, waits
 
 HOLD = ("import sys, time\n"
         "from lab import napi\n"
@@ -157,6 +157,18 @@ def test_a_wait_that_polls_still_ends_by_its_timeout_and_arms_a_timer(
     if (measure(Case(name, 0), 0.005).timer_starts or 0) > 0.9:  # a kernel of before the patch
         assert calmest.timer_starts is not None
         assert calmest.timer_starts > 0.9, "past its deadline, it arms a timer all the same"
+
+
+@pytest.mark.parametrize("name", waits.NAPI_WAYS)
+def test_every_way_that_enters_by_the_ring_can_poll(made: napi.Connection, name: str) -> None:
+    way = ways()[name]
+    for flags in ("none", "defer"):
+        try:
+            found = measure(Case(name, way.least_ns, flags, 20, made.client.fileno()), 0.002)
+        except WayAbsent as reason:
+            pytest.skip(str(reason))
+        assert found.waits > 0
+        assert found.us_p50 > 0
 
 
 def test_ping_pong_counts_round_trips(made: napi.Connection) -> None:

@@ -5,8 +5,7 @@ import pytest
 from engine.errors import MachineError, UsageError
 from lab import reference
 
-COLUMNS = ["case", "source", "machine", "build", "arm", "window", "quantity", "unit",
-           "low", "value", "high", "trials", "note"]
+COLUMNS = list(reference.COLUMNS)
 
 
 def only(rows: list[dict[str, object]], **wanted: object) -> dict[str, object]:
