@@ -189,7 +189,7 @@ def require(images: Sequence[Path]) -> None:
 @functools.cache
 def program() -> bytes:
     """The program, built once a process."""
-    with tempfile.TemporaryDirectory(prefix="ringlab-guest-") as folder:
+    with scratch("ringlab-guest-") as folder:
         return build(Path(folder) / "init").read_bytes()
 
 
