@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -32,8 +33,9 @@ _LONGEST_DARK_S = 45.0
 _COST_S = 5.0
 _ONE_MOVE_S = 1.5
 _SETTLE_S = 0.5
+# A change goes out with the first row that shows its effect.
+_EFFECT_S = 0.05
 _ACCOUNT_S = 0.5
-_HURRY_S = 0.4
 
 Mark = dict[str, Any]
 
@@ -78,6 +80,7 @@ class Feed:
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._wake = threading.Event()
+        self._look_at = math.inf  # sooner than the next turn
         self._costs: deque[tuple[float, int]] = deque(maxlen=256)
         self._cost_from = time.monotonic() + _COST_S / 2
         self._io_tid = _io_thread()
@@ -95,7 +98,7 @@ class Feed:
     def pause(self, on: bool) -> None:
         """Stops the picture, or lets it catch up; samples are taken all the same."""
         self._paused = on
-        self._wake.set()
+        self.wake()
 
     @property
     def is_dark(self) -> bool:
@@ -113,7 +116,7 @@ class Feed:
         finally:
             with self._lock:
                 self._dark -= 1
-            self._wake.set()
+            self.wake()
 
     def mark(self, text: str, key: str = "") -> None:
         """Puts a mark with a name at this moment.
@@ -132,10 +135,13 @@ class Feed:
                 mark = {"id": self._mark_number, "t": at, "text": text, "key": key, "seen": at}
                 self._marks.append(mark)
             self._new_marks.append(mark)
-        self._wake.set()
+        # With the first row that shows what it did: a page needs its time for each of two frames.
+        self.wake(_EFFECT_S)
 
-    def wake(self) -> None:
-        """Looks at the samples now rather than at the next turn."""
+    def wake(self, seconds: float = 0.0) -> None:
+        """Looks at the samples in so many seconds rather than at the next turn."""
+        with self._lock:
+            self._look_at = min(self._look_at, time.monotonic() + seconds)
         self._wake.set()
 
     def restart(self, server: Engine) -> None:
@@ -145,7 +151,7 @@ class Feed:
             self._cut.restart()
             self.samples.clear()
             self._broken = False
-        self._wake.set()
+        self.wake()
 
     def send_history(self) -> None:
         """Everything that is kept, for a page that was opened (again)."""
@@ -159,7 +165,7 @@ class Feed:
     def close(self, seconds: float = 5.0) -> bool:
         """Ends the thread; whether it has ended."""
         self._stop.set()
-        self._wake.set()
+        self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -172,20 +178,20 @@ class Feed:
         return self._watch.watched and not (self._paused or self._dark or self._broken)
 
     def _pause(self) -> float:
-        """Seconds to the next look; after a mark half as long, for its effect is waited for."""
-        if not self.streaming:
-            return _RESTING_S
-        hurry = self._marks and time.monotonic_ns() - self.zero_ns < (
-            self._marks[-1]["seen"] + _HURRY_S) * 1e9
-        return (0.55 if hurry else 1.0) / self.hz
+        """Seconds from one look to the next."""
+        return 1 / self.hz if self.streaming else _RESTING_S
 
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stop.is_set():
             due = max(due + self._pause(), time.monotonic())
-            if self._wake.wait(max(0.0, due - time.monotonic())):
+            while (left := min(due, self._look_at) - time.monotonic()) > 0:
+                self._wake.wait(left)
                 self._wake.clear()
-                due = time.monotonic()
+            with self._lock:
+                if self._look_at < due:
+                    due = time.monotonic()
+                self._look_at = math.inf
             if self._stop.is_set():
                 return
             try:

@@ -307,6 +307,12 @@ def wait_of(sample: Any) -> Waiting:
     return Waiting("", str(sample["last_why"]), timeout_text(sample), deaf=False)
 
 
+def _stepper(policy: AnyPolicy) -> Any:
+    from lab.live.stepper import Stepper
+
+    return Stepper("splice", policy)
+
+
 LIVE = LiveCase(
     name="splice",
     engine=SpliceRelay,
@@ -363,4 +369,5 @@ LIVE = LiveCase(
     # Which sizes spin is another question, and a long one.
     fixed={"sizes": ""},
     left_out=left_out,
+    by_hand=_stepper,
 )

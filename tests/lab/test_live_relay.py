@@ -13,7 +13,7 @@ import pytest
 
 import lab
 from engine import RelayPolicy, SpliceRelay, counters
-from engine.errors import UsageError
+from engine.errors import MachineError, UsageError
 from engine.relay_policy import RELAY
 from engine.relay_views import SessionView
 from lab import experiment, mode
@@ -359,3 +359,19 @@ def test_a_third_engine_is_an_entry_and_a_description() -> None:
             button.action for button in described.buttons}
         known = described.controls(described.experiment.parameters)
         assert set(described.reaches) <= set(known)
+
+
+def test_where_no_relay_starts_its_stepper_is_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: SpliceRelay) -> SpliceRelay:
+        raise MachineError("epoll_create1: too many open files")
+
+    monkeypatch.setenv(mode.BATCH, "0")
+    monkeypatch.setattr(SpliceRelay, "start", refuse)
+    offered = lab.live("splice", policy="before")
+    assert isinstance(offered, lab.Stepper)
+    assert offered.read_handler
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "too many open files" in said
