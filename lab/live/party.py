@@ -92,11 +92,12 @@ class Party:
         streams = [each.client().stream for each in players]
         got = sum(stream.received for stream in streams)
         took = (time.monotonic() - begun) * 1e3
-        whole = all(stream.complete and stream.in_order for stream in streams)
-        if whole:
+        if not all(stream.in_order for stream in streams):
+            order = "not in order"
+        elif all(stream.complete for stream in streams):
             order = "every byte in order"
         else:
-            order = f"not whole: {got:,} of {sum(stream.expected for stream in streams):,} came"
+            order = f"incomplete: {sum(stream.expected for stream in streams):,} were asked for"
         return f"read all: {got:,} bytes of body since connecting, {order}{self._fault()}; " \
                f"{took:,.0f} ms"
 
@@ -107,8 +108,9 @@ class Party:
         return f"poke answered after {player.poke(Poke(patience=PATIENCE_S * 3)):,.1f} ms"
 
     def release(self, steps: Choreography) -> str:
-        """Whoever is asked lets go what it holds back."""
-        self._player().play(steps)
+        """Whoever is asked lets go what it holds back of everybody's requests."""
+        for each in self._players:
+            each.play(steps)
         return "the origin goes on with every request that it held back"
 
     def half_close(self) -> str:
@@ -139,9 +141,8 @@ class Party:
                 each.close()
             except (OSError, RuntimeError):
                 pass  # it is in use by a thread that will find its socket closed
-        if players and self._scene.after:
             try:
-                self._player().play(self._scene.after)
+                each.play(self._scene.after)
             except (RinglabError, OSError):
                 pass  # whoever it is meant for has gone already
 

@@ -179,7 +179,7 @@ def test_a_paced_client_goes_on_until_a_button_is_pressed(panel: LivePanel) -> N
 def test_the_mirror_fault_is_as_quiet_and_its_bytes_are_missing(panel: LivePanel) -> None:
     done(panel, "preset", arm="m", policy="mirror")
     assert state_is(panel, "quiet"), panel.board["strip"]
-    assert "not whole" in done(panel, "read all")
+    assert "incomplete" in done(panel, "read all")
     assert "of earlier clients never ended" in done(panel, "preset", arm="a")
 
 
