@@ -249,7 +249,7 @@ def _sleeper(pair: _Pair, stop: bool | None, write_timeout: bool | None) -> Verd
         return Verdict("undecided", f"{seconds:.2f} s hold fewer than {PERIODS} of its idle "
                                     f"wake-ups; measure for {PERIODS / idle_rate:.1f} s or more")
     if asleep and broken:
-        return Verdict("parked", f"it sleeps without a deadline: {ignored} not honoured")
+        return Verdict("parked", f"it sleeps on, whatever is due: {ignored} not honoured")
     if broken:
         return Verdict("undecided", f"it wakes as when idle, yet {ignored} not honoured")
     if asleep and stop is None and write_timeout is None:

@@ -230,8 +230,8 @@ def look(server: RingServer) -> Look:
 # ---- how it is judged ---------------------------------------------------------------------------
 
 _MODES = {
-    "submit": "1 submit, returns at once", "skip": "2 no system call",
-    "untimed": "3a no timeout", "timed": "3b timed",
+    "submit": "submit, returns at once (1)", "skip": "no system call (2)",
+    "untimed": "until a completion (3a)", "timed": "with a timeout (3b)",
 }
 
 

@@ -346,7 +346,8 @@ def _turn(stepper: Stepper) -> None:
 def state_html(now: RingSeen) -> str:
     """The loop's wait and every connection's fields, as a table."""
     wait = now.wait
-    mode = {"submit": "1", "skip": "2", "untimed": "3a", "timed": "3b"}.get(
+    mode = {"submit": "1 (submit)", "skip": "2 (no system call)",
+            "untimed": "3a (until a completion)", "timed": "3b (with a timeout)"}.get(
         wait.mode, "") if wait else ""
     ended = f" {_ENDS.get(now.ended, '')}." if now.ended else ""
     decided = f"mode {mode}, timeout {now.timeout}." if wait else f"{now.timeout}."

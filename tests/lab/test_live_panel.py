@@ -164,7 +164,7 @@ def test_a_parked_worker_is_told_from_a_quiet_one_and_a_poke_makes_it_spin(
 ) -> None:
     done(panel, "preset", arm="async")
     assert state_is(panel, "parked"), panel.board["strip"]
-    assert panel.board["strip"]["mode"] == "3a no timeout"
+    assert panel.board["strip"]["mode"] == "until a completion (3a)"
     assert "poke answered" in done(panel, "poke")
     assert state_is(panel, "spins"), panel.board["strip"]
     assert "every byte in order" in done(panel, "read all")
