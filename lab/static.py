@@ -173,6 +173,7 @@ def _safe(code: str) -> str:
 _SHAPES = {
     "line": '<path d="M0 7H18" stroke-width="3"/>',
     "dashed": '<path d="M0 7H18" stroke-width="2" stroke-dasharray="5 3"/>',
+    "dotted": '<path d="M0 7H18" stroke-width="2.4" stroke-dasharray="2 3"/>',
     "band": '<rect width="18" height="12" y="1" stroke="none"/>',
     "range": '<path d="M1 7H17M1 3V11M17 3V11" stroke-width="2" fill="none"/>',
     "circle": '<circle cx="9" cy="7" r="5"/>',

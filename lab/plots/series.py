@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,36 @@ from lab.runs import Run
 from lab.static import Key, Picture
 
 BIN_S = 0.05
-WHYS = {
-    why: (words, palette.WHYS[why]) for why, words in {
+_HEIGHTS = (165, 165, 150, 130)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the samples of an engine are, as a picture over time shows them.
+
+    ``whys`` are the reasons of its waits, in words; ``taken`` the columns whose sum is the bytes of
+    the last picture, with its words; ``gauges`` are told by pointing at the first one. ``noops`` is
+    a count of handlers that ran for nothing, drawn beside the iterations; ``shipped`` and ``cures``
+    the policies that tell the most.
+    """
+
+    whys: Mapping[str, str]
+    taken: tuple[str, ...]
+    taken_words: str
+    gauges: tuple[str, ...]
+    shipped: str
+    cures: tuple[str, ...]
+    noops: str = ""
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """Counts that a bin has per second."""
+        return ("iterations", "waits", "wasted", *(f"why_{why}" for why in self.whys),
+                *((self.noops,) if self.noops else ()))
+
+
+RING = Shape(
+    whys={
         "list": "list not empty: zero timeout",
         "overdue": "deadline passed: zero timeout",
         "owed": "owes a re-arm: zero timeout",
@@ -35,10 +64,29 @@ WHYS = {
         "idle": "idle: periodic timeout",
         "deadline": "sleeps to a deadline",
         "event": "sleeps until an event",
-    }.items()
-}
-_RATES = ("iterations", "waits", "wasted", *(f"why_{why}" for why in WHYS))
-_HEIGHTS = (165, 165, 150, 130)
+    },
+    taken=("bytes_sent", "bytes_direct"), taken_words="taken by the socket",
+    gauges=("list_length", "sending"),
+    shipped="shipped", cures=("fixed", "held-unlisted", "tickless"),
+)
+RELAY = Shape(
+    whys={
+        "active": "a direction is active: zero timeout",
+        "overdue": "deadline passed: zero timeout",
+        "deadline": "sleeps to a deadline",
+        "event": "sleeps until an event",
+    },
+    taken=("bytes_spliced_client", "bytes_copied_client",
+           "bytes_spliced_origin", "bytes_copied_origin"),
+    taken_words="taken from either side",
+    gauges=("sessions", "piped"),
+    shipped="before", cures=("after", "recv-allowed", "later"), noops="noop_dispatches",
+)
+
+
+def shape_of(columns: Sequence[str]) -> Shape:
+    """Whose samples have these columns."""
+    return RELAY if "why_active" in columns else RING
 
 
 def df_series(
@@ -49,11 +97,13 @@ def df_series(
     Windows begin and end with a bin, so that no bin mixes a stall with what follows it.
 
     Columns: t_s (middle of the bin, seconds since the repetition began), from_s and to_s (its
-    edges), window (empty between windows), ``NAME_per_s`` for iterations, waits, wasted and every
-    why_*, cpu_ms_per_s of the worker's thread, on_queue_fraction (0 to 1), taken_mib (response
-    bytes that the socket has taken since the repetition began), list_length and sending at the
-    end of the bin. ``attrs["windows"]`` holds name, start and end of each window;
-    ``attrs["taken"]`` every sample's time and taken_mib.
+    edges), window (empty between windows), ``NAME_per_s`` for iterations, waits, wasted, every
+    why_* and the relay's noop_dispatches, cpu_ms_per_s of the loop's thread, on_queue_fraction
+    (0 to 1), taken_mib (bytes since the repetition began: of responses, that the socket has taken;
+    of the relay, that it has taken from either side), and as they were at the end of the bin
+    list_length and sending, or the relay's sessions and piped. ``attrs["windows"]`` holds name,
+    start and end of each window; ``attrs["taken"]`` every sample's time and taken_mib;
+    ``attrs["shape"]`` whose samples they are.
     """
     samples = run.df_samples()
     rows = samples[(samples["arm"] == arm) & (samples["policy"] == policy)]
@@ -63,27 +113,28 @@ def df_series(
     rows = rows[rows["repetition"] == repetition].sort_values("t_s")
     if len(rows) < 2:
         raise UsageError(f"{arm} under {policy} has no repetition {repetition} with two samples")
+    shape = shape_of(list(rows.columns))
     windows, times = spans(rows), rows["t_s"].to_numpy(dtype=float)
     at = _edges(times, bin_s, [edge for _, start, end in windows for edge in (start, end)])
     cut = rows.iloc[at]
     seconds = np.diff(times[at])
     change = {name: np.diff(cut[name].to_numpy(dtype=float)) for name in cut.columns
-              if name in _RATES or name in ("thread_cpu_ns", "run_ns", "queue_ns")}
+              if name in shape.rates or name in ("thread_cpu_ns", "run_ns", "queue_ns")}
     frame = pd.DataFrame({"t_s": times[at][1:] - seconds / 2,
                           "from_s": times[at][:-1], "to_s": times[at][1:]})
     frame["window"] = rows["window"].fillna("").to_numpy()[(at[1:] + at[:-1] + 1) // 2]
-    for name in _RATES:
+    for name in shape.rates:
         frame[f"{name}_per_s"] = change[name] / seconds
     frame["cpu_ms_per_s"] = change["thread_cpu_ns"] / 1e6 / seconds
     on_queue = (change["run_ns"] + change["queue_ns"]) / 1e9 / seconds
     frame["on_queue_fraction"] = np.clip(on_queue, 0.0, 1.0)
-    taken = rows["bytes_sent"].to_numpy(dtype=float) + rows["bytes_direct"].to_numpy(dtype=float)
+    taken = rows[list(shape.taken)].sum(axis=1).to_numpy(dtype=float)
     taken = (taken - taken[0]) / 2**20
     frame["taken_mib"] = taken[at][1:]
-    for gauge in ("list_length", "sending"):
+    for gauge in shape.gauges:
         frame[gauge] = cut[gauge].to_numpy()[1:]
     frame.insert(0, "repetition", repetition)
-    frame.attrs |= {"windows": windows, "taken": (times, taken)}
+    frame.attrs |= {"windows": windows, "taken": (times, taken), "shape": shape}
     return frame
 
 
@@ -94,10 +145,14 @@ def plot_series(
 
     Without ``policies`` (or with none that the run has) the three that tell the most are chosen.
     """
-    arms = {row["policy"]: row for row in run.arms if row["arm"] == arm}
+    samples = run.df_samples()
+    sampled = set(samples.loc[samples["arm"] == arm, "policy"])  # not those of a foreign server
+    arms = {row["policy"]: row for row in run.arms
+            if row["arm"] == arm and row["policy"] in sampled}
     if not arms:
         raise UsageError(f"run {run.name} has no arm '{arm}'")
-    chosen = [name for name in policies or () if name in arms][:3] or telling(arms)
+    chosen = [name for name in policies or () if name in arms][:3] or telling(
+        arms, shape_of(list(samples.columns)))
     frames = {name: df_series(run, arm, name, repetition) for name in chosen}
     highest = max(float(frame["iterations_per_s"].max()) for frame in frames.values())
     last = max(float(frame["t_s"].max()) for frame in frames.values())
@@ -119,12 +174,12 @@ def plot_series(
     return Picture(grid, title, _keys(list(frames.values())), caption, sum(_HEIGHTS))
 
 
-def telling(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def telling(arms: Mapping[str, Mapping[str, Any]], shape: Shape) -> list[str]:
     """Up to three policies of one arm: as shipped, one that spins, one that cures it."""
-    wanted = ["shipped"] if "shipped" in arms else []
+    wanted = [shape.shipped] if shape.shipped in arms else []
     if not any(arms[name]["state"] == "spins" for name in wanted):
         wanted += [name for name, row in arms.items() if row["state"] == "spins"][:1]
-    wanted += [name for name in ("fixed", "held-unlisted", "tickless") if name in arms]
+    wanted += [name for name in shape.cures if name in arms]
     return [*dict.fromkeys([*wanted, *arms])][:3]
 
 
@@ -134,11 +189,13 @@ def _windows_of(arms: dict[str, dict[str, Any]]) -> dict[str, None]:
 
 def _keys(frames: Sequence[pd.DataFrame]) -> list[Key]:
     """Legend of the reasons that occurred, and of the two lines of the CPU panel."""
+    shape: Shape = frames[0].attrs["shape"]
+    noops = [Key("handlers run for nothing", palette.ORANGE, "dotted")] if shape.noops else []
     reasons = [
-        Key(f"wait: {words}", colour) for why, (words, colour) in WHYS.items()
+        Key(f"wait: {words}", palette.WHYS[why]) for why, words in shape.whys.items()
         if any(bool((frame[f"why_{why}_per_s"] > 0).any()) for frame in frames)
     ]
-    return [*reasons, Key("CPU", palette.BLACK),
+    return [*noops, *reasons, Key("CPU", palette.BLACK),
             Key("on queue: running or waiting for a CPU", palette.ORANGE, "dashed")]
 
 
@@ -161,17 +218,18 @@ def _column(
     frame: pd.DataFrame, row: dict[str, Any], shared: dict[str, Any], highest: float,
     first: bool, last: bool,
 ) -> list[style.Plot]:
+    shape: Shape = frame.attrs["shape"]
     columns: dict[str, Any] = (
         {name: _drawn(frame[name].to_numpy(dtype=np.float32)) for name in frame.columns
          if name not in ("repetition", "window", "from_s")}
         | {"window": [*frame["window"], frame["window"].iloc[-1]],
            "from_s": np.append(frame["from_s"], frame["to_s"].iloc[-1]).astype(np.float32)}
         | {f"{name}_log": _drawn(style.floored(frame[f"{name}_per_s"]).astype(np.float32))
-           for name in ("iterations", *(f"why_{why}" for why in WHYS))}
+           for name in shape.rates}
     )
     source = ColumnDataSource(columns)
     panels = [
-        _iterations(source, shared, highest), _reasons(source, frame, shared, highest),
+        _iterations(source, shape, shared, highest), _reasons(source, frame, shared, highest),
         _cpu(source, shared), _bytes(frame, shared),
     ]
     look = palette.state(row["state"])
@@ -202,15 +260,22 @@ def _panel(y_range: Any, label: str, hover: HoverTool, **options: Any) -> style.
     return plot
 
 
-def _iterations(source: ColumnDataSource, shared: dict[str, Any], highest: float) -> style.Plot:
+def _iterations(
+    source: ColumnDataSource, shape: Shape, shared: dict[str, Any], highest: float
+) -> style.Plot:
     hover = HoverTool(mode="vline", tooltips=[
         ("at", "@t_s{0.00} s, @window"), ("iterations/s", "@iterations_per_s{0,0.0}"),
-        ("wasted/s", "@wasted_per_s{0,0.0}"), ("listed", "@list_length"), ("sending", "@sending"),
+        ("wasted/s", "@wasted_per_s{0,0.0}"),
+        *(((f"{shape.noops}/s", f"@{shape.noops}_per_s{{0,0.0}}"),) if shape.noops else ()),
+        *((gauge, f"@{gauge}{{0,0}}") for gauge in shape.gauges),
     ])
     plot = _panel(shared["rate"], "iterations/s", hover, y_axis_type="log")
     style.name_decades(plot.yaxis[0], highest)
     line = plot.step("from_s", "iterations_log", source=source, mode="after",
                      line_color=palette.BLACK, line_width=1.6)
+    if shape.noops:
+        plot.step("from_s", f"{shape.noops}_log", source=source, mode="after",
+                  line_color=palette.ORANGE, line_width=2.4, line_dash=[2, 3])
     hover.renderers = [line]
     return plot
 
@@ -218,7 +283,8 @@ def _iterations(source: ColumnDataSource, shared: dict[str, Any], highest: float
 def _reasons(
     source: ColumnDataSource, frame: pd.DataFrame, shared: dict[str, Any], highest: float
 ) -> style.Plot:
-    seen = [why for why in WHYS if bool((frame[f"why_{why}_per_s"] > 0).any())]
+    whys = frame.attrs["shape"].whys
+    seen = [why for why in whys if bool((frame[f"why_{why}_per_s"] > 0).any())]
     hover = HoverTool(mode="vline", tooltips=[
         ("at", "@t_s{0.00} s, @window"),
         *((f"{why}/s", f"@why_{why}_per_s{{0,0.0}}") for why in seen),
@@ -227,7 +293,7 @@ def _reasons(
     style.name_decades(plot.yaxis[0], highest)
     lines = [
         plot.step("from_s", f"why_{why}_log", source=source, mode="after", line_width=2,
-                  line_color=WHYS[why][1])
+                  line_color=palette.WHYS[why])
         for why in reversed(seen)
     ]
     hover.renderers = lines[:1] or "auto"
@@ -239,7 +305,7 @@ def _cpu(source: ColumnDataSource, shared: dict[str, Any]) -> style.Plot:
         ("at", "@t_s{0.00} s, @window"), ("CPU", "@cpu_ms_per_s{0.0} ms/s"),
         ("on queue", "@on_queue_fraction{0.000}"),
     ])
-    plot = _panel(shared["cpu"], "worker CPU, ms/s", hover)
+    plot = _panel(shared["cpu"], "loop's CPU, ms/s", hover)
     plot.yaxis[0].ticker = FixedTicker(ticks=[0, 250, 500, 750, 1000])
     # The same scale twice: the gap between the lines is time spent waiting for a CPU.
     plot.extra_y_ranges = {"fraction": Range1d(start=0, end=1.08)}
@@ -262,7 +328,7 @@ def _bytes(frame: pd.DataFrame, shared: dict[str, Any]) -> style.Plot:
         "taken_mib": taken.astype(np.float32),
     })
     hover = HoverTool(mode="vline", tooltips=[
-        ("at", "@t_s{0.00} s"), ("taken by the socket", "@taken_mib{0.00} MiB"),
+        ("at", "@t_s{0.00} s"), (frame.attrs["shape"].taken_words, "@taken_mib{0.00} MiB"),
     ])
     plot = _panel(shared["bytes"], "taken, MiB", hover)
     line = plot.step("from_s", "taken_mib", source=source, mode="after",

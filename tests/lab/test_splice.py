@@ -13,7 +13,7 @@ from lab import haproxy, splice, splice_findings, splice_sizes, splice_tables
 from lab.experiment import Outcome, load
 from lab.origin import Object
 from lab.origin_process import OriginProcess
-from lab.plots import df_noops, plot_noops
+from lab.plots import df_noops, df_series, plot_noops, plot_series
 from lab.runs import Run, RunStore, read_run
 
 SHORT = {"seconds": 0.25, "sizes": "", "paced_seconds": 0.5}
@@ -168,6 +168,11 @@ def check_pictures(run: Run) -> None:
     assert list(frame["policy"]) == ["before", "after"]
     assert frame["noop_per_s"][0] > 10_000 > 1 > frame["noop_per_s"][1]
     assert "the handler runs for nothing" in plot_noops(run).title
+    over_time = df_series(run, "a", "before").query("window == 'stall'")
+    assert over_time["noop_dispatches_per_s"].max() > 10_000
+    assert over_time["why_active_per_s"].max() > 10_000
+    assert df_series(run, "a", "after")["noop_dispatches_per_s"].max() == 0
+    assert plot_series(run, "a").title == "a: spins under before, quiet under after"
     assert "spin or sleep here as they did there" in splice_tables.note(run, "pattern").text
     assert "has not measured" in splice_tables.note(run, "mirror").text
 
