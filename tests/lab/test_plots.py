@@ -106,7 +106,7 @@ def test_the_policies_that_tell_most_are_drawn(
     states: dict[str, str], expected: list[str]
 ) -> None:
     arms = {name: {"state": state} for name, state in states.items()}
-    assert series.telling(arms) == expected
+    assert series.telling(arms, series.RING) == expected
 
 
 # ---- pictures -----------------------------------------------------------------------------------
