@@ -155,9 +155,9 @@ def plot_series(
         arms, shape_of(list(samples.columns)))
     frames = {name: df_series(run, arm, name, repetition) for name in chosen}
     highest = max(float(frame["iterations_per_s"].max()) for frame in frames.values())
-    last = max(float(frame["t_s"].max()) for frame in frames.values())
+    last = max(float(frame["to_s"].max()) for frame in frames.values())
     shared = {
-        "x": Range1d(start=0, end=last + BIN_S / 2),
+        "x": Range1d(start=0, end=last),
         "rate": style.log_range(highest, 12), "cpu": Range1d(start=0, end=1080),
         "bytes": DataRange1d(start=0, range_padding=0.15),
     }

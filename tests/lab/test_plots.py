@@ -187,3 +187,11 @@ def test_zero_has_a_place_on_a_log_axis() -> None:
 ])
 def test_rates_are_short(value: float | None, text: str) -> None:
     assert style.short(value) == text
+
+
+def test_a_picture_over_time_goes_on_to_the_last_moment(run: Run) -> None:
+    """A last bin that is longer than the others is not cut off, nor what it holds."""
+    ends = [series.df_series(run, "async", name)["to_s"].max()
+            for name in ("shipped", "timed-wait", "fixed")]
+    grid = series.plot_series(run, "async", ["shipped", "timed-wait", "fixed"]).layout
+    assert {plot.x_range.end for plot, _, _ in grid.children} == {max(ends)}
