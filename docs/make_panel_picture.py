@@ -7,7 +7,6 @@ The worker spins under the shipped policy, is switched to one that lets it sleep
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -18,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.browser import conftest as browser  # noqa: E402  (the checkout must be on the path)
+from tests.browser.driver import PANEL, write_notebook  # noqa: E402
 
-PANEL = ".rl-page-panel"
 CELLS = ["import lab\n\nlab.live()"]
 SIZE = {"width": 1360, "height": 1250}
 
@@ -39,7 +38,7 @@ def main(target: Path) -> int:
         home = Path(name)
         root = home / "notebooks"
         root.mkdir()
-        write_notebook(root / "live.ipynb")
+        write_notebook(root / "live.ipynb", CELLS)
         with browser.running_lab(home, root) as lab, sync_playwright() as playwright:
             opened = playwright.chromium.launch(executable_path=chromium, args=browser.CHROMIUM)
             page = opened.new_page(viewport=SIZE)
@@ -54,9 +53,7 @@ def main(target: Path) -> int:
 
 def act(page: Any) -> None:
     """What a person would do, with time to see it."""
-    page.wait_for_function(
-        "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
-        " === 'idle'", timeout=40_000)
+    browser.kernel_idle(page)
     page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
     browser.run_all(page)
     page.wait_for_selector(f"{PANEL}[data-ready]", timeout=40_000)
@@ -75,18 +72,6 @@ def act(page: Any) -> None:
     page.click(f'{PANEL} [data-arm="async+pipelined"]')
     page.wait_for_selector(f'{PANEL} [data-state="spins"]')
     page.wait_for_timeout(4000)
-
-
-def write_notebook(path: Path) -> None:
-    """One cell that opens the panel."""
-    path.write_text(json.dumps({
-        "cells": [{"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "outputs": [],
-                   "execution_count": None, "source": source}
-                  for number, source in enumerate(CELLS)],
-        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3",
-                                    "language": "python"}},
-        "nbformat": 4, "nbformat_minor": 5,
-    }), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ After the figures, two probes: the timeout of the side that stalls, and stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -66,18 +66,6 @@ class RelayStall(Stall):
         )
 
 
-class RelayWatch(Watch):
-    """Sees the sessions of the relay."""
-
-    def __init__(self, relay: SpliceRelay, clock: Clock) -> None:
-        super().__init__(EngineTarget(relay), clock)
-        self._relay = relay
-
-    def views(self) -> Sequence[Any]:
-        """A :class:`engine.relay_views.SessionView` each."""
-        return self._relay.sessions()
-
-
 def measure_relay(
     stall: RelayStall, arm: str, window: str, policy: Any, repetition: int,
     seconds: float, origin: str, options: Mapping[str, Any],
@@ -89,7 +77,8 @@ def measure_relay(
         clock, probes = Clock(), Probes(relay, NOBODY, PATIENCE_S)
         time.sleep(WARM_UP_S)
         wait_for(RUNS, relay.counters, HONOURED_WITHIN_S)
-        seen = RelayWatch(relay, clock).repetition(stall, probes.player(), window, seconds)
+        watch = Watch(EngineTarget(relay), clock, relay.sessions)
+        seen = watch.repetition(stall, probes.player(), window, seconds)
         samples = clock.label(relay, arm, repetition)
         probes.empty()
         # Where the stall was not reached there is nothing to probe, and it would take long.

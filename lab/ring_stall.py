@@ -60,18 +60,6 @@ class RingTarget(EngineTarget):
         return [*self.engine.thread_ids(), *proc.ring_helpers(self.pid)]
 
 
-class RingWatch(Watch):
-    """Sees the connections of the ring server."""
-
-    def __init__(self, server: RingServer, clock: Clock) -> None:
-        super().__init__(RingTarget(server), clock)
-        self._server = server
-
-    def views(self) -> Sequence[Any]:
-        """A :class:`engine.ConnView` each."""
-        return self._server.connections()
-
-
 def evidence(seen: Seen) -> dict[str, Any]:
     """For the experiment's ``evidence``: how the loop waited, why, and what was in flight."""
     before, after = seen.stalled.before or {}, seen.stalled.after or {}
@@ -115,7 +103,8 @@ def measure_ring(
     ) as server:
         clock, probes = Clock(), Probes(server, NOBODY, PATIENCE_S)
         time.sleep(WARM_UP_S)
-        seen = RingWatch(server, clock).repetition(stall, probes.player(), window, seconds)
+        watch = Watch(RingTarget(server), clock, server.connections)
+        seen = watch.repetition(stall, probes.player(), window, seconds)
         samples = clock.label(server, arm, repetition)
         found = evidence(seen)
         waits = any(one.sending or one.held for one in seen.stalled.views)

@@ -8,21 +8,20 @@ parameters that it came from.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import MOST_SHOWN, MachineError, UsageError, nearest, quoted
+from lab.scratch import locked
 from lab.verdict import STATES
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class RunStore:
         swept = 0
         for folder in _entries(self.root):
             if folder.name.startswith(_TEMPORARY) and folder.is_dir():
-                with _locked(folder, wait=False) as mine:
+                with locked(folder, wait=False) as mine:
                     if mine:
                         shutil.rmtree(folder, ignore_errors=True)
                         swept += 1
@@ -206,7 +205,7 @@ class RunStore:
         except FileExistsError:
             return False
         try:
-            with _locked(temporary, wait=True) as mine:
+            with locked(temporary, wait=True) as mine:
                 if not mine:  # swept in the instant between its making and its locking
                     return False
                 for file_name, content in files.items():
@@ -406,27 +405,6 @@ def _parquet(samples: np.ndarray) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
     return bytes(sink.getvalue())
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a folder's lock, which the kernel drops when a writer dies; False if it is not to be had
-    (another holds it and ``wait`` is off, or it is no longer there).
-    """
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            mine = os.path.samestat(os.fstat(handle), folder.stat())
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        yield mine
-    finally:
-        os.close(handle)
 
 
 def _write_durably(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -133,11 +133,18 @@ class Seen:
 
 
 class Watch:
-    """Measures the windows of one repetition, on anything that clients can connect to."""
+    """Measures the windows of one repetition, on anything that clients can connect to.
 
-    def __init__(self, target: Target, clock: Clock | None = None) -> None:
+    ``views`` tells what there is to see of the connections of a stalled loop.
+    """
+
+    def __init__(
+        self, target: Target, clock: Clock | None = None,
+        views: Callable[[], Sequence[Any]] = tuple,
+    ) -> None:
         self._target = target
         self._clock = clock or Clock()
+        self._views = views
         self._windows: dict[str, Window] = {}
 
     def repetition(self, stall: Stall, player: Player, name: str, seconds: float) -> Seen:
@@ -152,17 +159,13 @@ class Watch:
                 self._windows[DRAIN] = window_between(DRAIN, begun, Snapshot.take(self._target))
             return Seen(self._windows, stalled, player.delivered(), player.troubles)
 
-    def views(self) -> Sequence[Any]:
-        """What there is to see of the connections of a stalled loop."""
-        return ()
-
     def _stalled(self, stall: Stall, player: Player, name: str, seconds: float) -> Stalled:
         if stall.seconds is not None:
             left = stall.seconds - (time.monotonic() - player.asked_at)
             seconds = max(0.05, min(seconds, left))
         before = self._target.counters()
         self._measured(name, seconds, stall.meanwhile, player)
-        return Stalled(before, self._target.counters(), self.views())
+        return Stalled(before, self._target.counters(), self._views())
 
     def _measured(
         self, name: str, seconds: float, meanwhile: Choreography = (), player: Player | None = None

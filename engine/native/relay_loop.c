@@ -255,20 +255,35 @@ static void dispatch(struct relay *r, struct end *e, enum dir dir, rl_relay_step
     ADD(r->count.noop_dispatches, (uint64_t)step->noop);
 }
 
-/* The next handler that is due: a read before a write of the same socket. False: none is. */
+/*
+ * Whose handler runs next, and which: a read before a write of the same socket. What an earlier
+ * handler of this turn has stopped is passed over. NULL: none is due.
+ */
+struct end *relay_due(const struct relay *r, enum dir *dir)
+{
+    for (struct link *l = r->run.next; l != &r->run; l = l->next) {
+        struct end *e = HOLDER(l, struct end, run);
+        for (*dir = READ; *dir < DIRS; (*dir)++)
+            if (e->due & (1 << *dir) && e->interest[*dir] != RL_INTEREST_OFF)
+                return e;
+    }
+    return NULL;
+}
+
+/* Runs the next handler that is due. False: none is. */
 bool relay_handler(struct relay *r, rl_relay_step *step)
 {
+    enum dir dir;
+    struct end *next = relay_due(r, &dir);
     while (linked(&r->run)) {
         struct end *e = HOLDER(r->run.next, struct end, run);
-        enum dir dir = e->due & BIT_READ ? READ : WRITE;
-        bool due = e->due & (1 << dir);
-        e->due &= (uint8_t)~(1 << dir);
+        e->due &= e == next ? (uint8_t)~((2 << dir) - 1) : 0; /* it, and who was passed over */
         if (!e->due)
             unlink_from(&e->run);
-        if (!due || e->interest[dir] == RL_INTEREST_OFF)
-            continue; /* an earlier handler of this turn has stopped it */
-        dispatch(r, e, dir, step);
-        return true;
+        if (e == next) {
+            dispatch(r, e, dir, step);
+            return true;
+        }
     }
     return false;
 }

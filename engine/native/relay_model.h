@@ -294,6 +294,7 @@ void relay_begin(struct relay *r);
 bool relay_top(struct relay *r);    /* false: leave the loop */
 void relay_decide(struct relay *r); /* the one place that decides the wait: into r->next */
 int relay_wait(struct relay *r);
+struct end *relay_due(const struct relay *r, enum dir *dir);
 bool relay_handler(struct relay *r, rl_relay_step *step); /* the next that is due; false: none */
 void relay_http(struct relay *r);
 void relay_timers(struct relay *r);

@@ -239,22 +239,17 @@ int rl_relay_script_handler(rl_relay_script *s, rl_relay_step *out)
     return !s->left && relay_handler(&s->r, out);
 }
 
-/* As relay_handler looks for it: what an earlier handler has stopped is passed over. */
 int rl_relay_script_due(rl_relay_script *s, rl_relay_step *out)
 {
-    for (struct link *l = s->r.run.next; l != &s->r.run && !s->left; l = l->next) {
-        const struct end *e = HOLDER(l, struct end, run);
-        for (enum dir dir = READ; dir < DIRS; dir++) {
-            if (!(e->due & (1 << dir)) || e->interest[dir] == RL_INTEREST_OFF)
-                continue;
-            *out = (rl_relay_step){
-                .slot = e->session ? (int32_t)e->session->slot : -1, .side = e->side,
-                .write = dir == WRITE, .before = e->interest[dir], .after = e->interest[dir],
-            };
-            return 1;
-        }
-    }
-    return 0;
+    enum dir dir;
+    const struct end *e = s->left ? NULL : relay_due(&s->r, &dir);
+    if (!e)
+        return 0;
+    *out = (rl_relay_step){
+        .slot = e->session ? (int32_t)e->session->slot : -1, .side = e->side,
+        .write = dir == WRITE, .before = e->interest[dir], .after = e->interest[dir],
+    };
+    return 1;
 }
 
 /* ---- what can be seen ---------------------------------------------------------------------- */

@@ -240,6 +240,13 @@ class LiveCase:
         """The experiment itself."""
         return experiments.load(self.name)
 
+    def span_text(self, found: Mapping[str, float]) -> str:
+        """What ``lab.live.series.span_figures`` found in a selected span, in words."""
+        more = "".join(f"{found[name]:,.0f} {words}, " for name, words in self.span)
+        return (f"({found['samples']:,.0f} samples): {found['waits']:,.0f} waits/s, "
+                f"{found['wasted']:,.0f} wasted/s, {more}{self.words.one} CPU "
+                f"{found['cpu']:,.1f} ms/s, on queue {found['on_queue']:.3f} of the time")
+
     def decision_names(self) -> list[str]:
         """The decisions as Python spells them."""
         return [method_name(decision) for decision in self.decisions.table()]

@@ -34,7 +34,7 @@ _COST_S = 5.0
 _ONE_MOVE_S = 1.5
 _SETTLE_S = 0.5
 # A change goes out with the first row that shows its effect.
-_EFFECT_S = 0.05
+_EFFECT_S = 0.04
 _ACCOUNT_S = 0.5
 
 Mark = dict[str, Any]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bokeh.document import Document
+from bokeh.embed.util import standalone_docs_json_and_render_items
 from bokeh.models import (
     BasicTicker,
     BoxSelectTool,
@@ -24,6 +25,7 @@ from bokeh.models import (
 
 from lab import palette
 from lab.live.case import Line, LiveCase, Plotted
+from lab.live.stream import legend
 from lab.plots import style
 from lab.static import Key
 
@@ -73,6 +75,19 @@ def layout(case: LiveCase) -> tuple[Document, list[Plot]]:
             renderer.nonselection_glyph = None
         document.add_root(plot.figure)
     return document, plots
+
+
+def for_page(case: LiveCase) -> dict[str, Any]:
+    """The plots as the page gets them once, with what it needs to fill and to label them."""
+    _, plots = layout(case)
+    docs, items = standalone_docs_json_and_render_items([plot.figure for plot in plots])
+    return {
+        "docs": docs, "docid": items[0].docid,
+        "plots": [{"id": plot.figure.id, "name": plot.name, "title": plot.title,
+                   "legend": legend(plot.keys)} for plot in plots],
+        "columns": list(case.shape.names), "logs": list(case.shape.rates),
+        "seconds": SECONDS, "floor": style.FLOOR,
+    }
 
 
 def all_plots(case: LiveCase) -> list[Plotted]:

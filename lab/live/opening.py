@@ -47,3 +47,8 @@ def this_cell() -> tuple[str, str] | None:
         return str(parent["metadata"]["cellId"]), str(parent["header"]["msg_id"])
     except (KeyError, TypeError, LookupError):
         return None
+
+
+def replaced(other: tuple[str, str] | None, cell: tuple[str, str] | None) -> bool:
+    """Whether ``cell`` is a later run of the cell that ``other`` was."""
+    return other is not None and cell is not None and other[0] == cell[0] and other[1] != cell[1]

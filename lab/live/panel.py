@@ -24,7 +24,7 @@ from lab.live.case import LiveCase, Look, case_for
 from lab.live.controls import CONNECTION, POLICY, REQUEST
 from lab.live.feed import RATE_HZ, Feed
 from lab.live.lane import Lane
-from lab.live.opening import this_cell
+from lab.live.opening import replaced, this_cell
 from lab.live.party import Party, brief
 from lab.live.series import span_figures
 from lab.live.state import LiveJudge, Now
@@ -275,11 +275,13 @@ class LivePanel:
         self.feed.send_history()
 
     def _post_setup(self) -> None:
+        from lab.live import figures  # Bokeh: not before somebody looks
+
         case = self.case
         presets = [{"arm": arm.name, "what": arm.what} for arm in self.experiment.arms
                    if arm.name in case.presets]
         self.view.post({
-            "kind": "setup", **_picture(case), "presets": presets,
+            "kind": "setup", **figures.for_page(case), "presets": presets,
             "controls": [control.spec(self.values[name])
                          for name, control in self.controls.items()],
             "buttons": [vars(button) for button in case.buttons],
@@ -477,15 +479,9 @@ class LivePanel:
         zero = self.feed.zero_ns
         found = span_figures(self.feed.samples.since(zero + int(begun * 1e9),
                                                      zero + int(ended * 1e9)))
-        if found is None:
-            self.board.tell(span="the selected span holds fewer than two samples")
-            return
-        more = "".join(f"{found[name]:,.0f} {words}, " for name, words in self.case.span)
-        self.board.tell(span=(
-            f"{begun:.1f} to {ended:.1f} s ({found['samples']:,.0f} samples): "
-            f"{found['waits']:,.0f} waits/s, {found['wasted']:,.0f} wasted/s, {more}"
-            f"{self.case.words.one} CPU {found['cpu']:,.1f} ms/s, on queue "
-            f"{found['on_queue']:.3f} of the time"))
+        told = "the selected span holds fewer than two samples" if found is None else \
+            f"{begun:.1f} to {ended:.1f} s {self.case.span_text(found)}"
+        self.board.tell(span=told)
 
     def _command(self) -> str:
         try:
@@ -561,24 +557,6 @@ class LivePanel:
         return self.case.policy if OWN in choices.values() else dict(choices)
 
 
-def _picture(case: LiveCase) -> dict[str, Any]:
-    from bokeh.embed.util import standalone_docs_json_and_render_items
-
-    from lab.live import figures
-    from lab.live.stream import legend
-    from lab.plots.style import FLOOR
-
-    _, plots = figures.layout(case)
-    docs, items = standalone_docs_json_and_render_items([plot.figure for plot in plots])
-    return {
-        "docs": docs, "docid": items[0].docid,
-        "plots": [{"id": plot.figure.id, "name": plot.name, "title": plot.title,
-                   "legend": legend(plot.keys)} for plot in plots],
-        "columns": list(case.shape.names), "logs": list(case.shape.rates),
-        "seconds": figures.SECONDS, "floor": FLOOR,
-    }
-
-
 ACTIONS: dict[str, Callable[..., str | None]] = {
     "stall": lambda panel: panel._stall(),
     "reconnect": lambda panel: panel._stall(),
@@ -595,10 +573,6 @@ ACTIONS: dict[str, Callable[..., str | None]] = {
     "measure": lambda panel: panel._measure(),
 }
 """What the buttons do, by name; each runs on the panel's client thread."""
-
-def replaced(other: tuple[str, str] | None, cell: tuple[str, str] | None) -> bool:
-    """Whether ``cell`` is a later run of the cell that ``other`` was."""
-    return other is not None and cell is not None and other[0] == cell[0] and other[1] != cell[1]
 
 
 _open: set[LivePanel] = set()

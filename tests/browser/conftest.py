@@ -113,6 +113,14 @@ def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.fixture
+def no_exception_in_the_log(jupyterlab: Lab) -> Iterator[None]:
+    before = jupyterlab.log.stat().st_size
+    yield
+    text = jupyterlab.log.read_text(errors="replace")[before:]
+    assert "Exception in" not in text, text[-3000:]
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Debian's Chromium, or whichever is on PATH; without one the test is skipped."""
@@ -152,14 +160,19 @@ def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
         page.address = f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset"
         page.goto(page.address)
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=90_000)
-        page.wait_for_function(
-            "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
-            "?.status === 'idle'", timeout=90_000)
+        kernel_idle(page)
         return page
 
     yield opened
     for context in contexts:
         context.close()
+
+
+def kernel_idle(page: Any) -> None:
+    """The notebook's kernel has come up."""
+    page.wait_for_function(
+        "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+        "?.status === 'idle'", timeout=90_000)
 
 
 def theme(page: Any, name: str) -> None:

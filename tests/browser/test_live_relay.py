@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import Lab, leave, run_all, theme
-from tests.browser.test_live import CUT_OFF, NAMELESS, PANEL, Driver, write_notebook
+from tests.browser.driver import CUT_OFF, NAMELESS, PANEL, Driver, write_notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400),
+              pytest.mark.usefixtures("no_exception_in_the_log")]
 
 SPLICE = "splice.ipynb"
 # One arm, two policies and short windows: the panel is what is looked at here.
@@ -20,14 +20,6 @@ SHORTER = (
     ("'20k,40k,60k,100k,150k,200k,250k,300k,400k,600k'", "''"),
 )
 ROW = f"{PANEL} .rl-strip tr:has(th:has-text('origin → client'))"
-
-
-@pytest.fixture(autouse=True)
-def no_exception_in_the_log(jupyterlab: Lab) -> Iterator[None]:
-    before = jupyterlab.log.stat().st_size
-    yield
-    text = jupyterlab.log.read_text(errors="replace")[before:]
-    assert "Exception in" not in text, text[-3000:]
 
 
 def test_the_notebook_s_panel_shows_the_spin_its_cure_and_measures_it(

@@ -275,9 +275,9 @@ class World:
 
     def freeze(self, rounds: int = 120) -> None:
         """Nothing outside happens: a relay that is quiet by design comes to rest."""
-        row = 0
+        row = wasted = 0
         for _ in range(rounds):
-            noops = self.count("noop_dispatches")
+            noops, wasted = self.count("noop_dispatches"), self.count("wasted")
             if self.turn() in ("asleep", "left"):
                 return
             row = row + 1 if self.count("noop_dispatches") > noops else 0
@@ -286,7 +286,9 @@ class World:
         if self.quiet_by_design() and not self.timeouts:
             last = self.script.wait_decided
             assert last is not None
-            assert last.can_block, "it still does not sleep"
+            # With a hundred bytes a call it may take longer than that to fill a buffer, rightly.
+            moves = self.count("wasted") == wasted
+            assert last.can_block or moves, "it still does not sleep, and moves nothing"
 
     def quiet_by_design(self) -> bool:
         choices = self.script.policy.choices

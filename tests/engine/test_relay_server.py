@@ -1,9 +1,8 @@
-"""The relay on real sockets: the scenarios, every byte afterwards, failures, its life."""
+"""The relay on real sockets: what passes, failures, its life."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,293 +19,19 @@ import pytest
 
 from engine import RelayLoopView, RelayPolicy, SpliceRelay
 from engine.errors import MachineError, PolicyError, UsageError
-from engine.startup import need_descriptors
 from lab import content
 from lab.origin import Origin
+from tests.engine.relay_wire import (
+    Browser,
+    Window,
+    come_to_rest,
+    eventually,
+    relay_of,
+    unchunk,
+)
 
-WINDOW_S = 0.2
-SPIN = 20_000  # waits a second; a quiet loop makes a handful, a spinning one more than 100,000
-SMALL = 4096
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def footprint() -> tuple[int, int]:
-    """Threads and open files of this process."""
-    tasks, files = (list(Path("/proc/self").joinpath(name).iterdir()) for name in ("task", "fd"))
-    return len(tasks), len(files)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    need_descriptors(1, "max_sessions", 1024, 6)  # a start raises the limit: not ours to count
-    gc.collect()
-    before = footprint()
-    yield
-    gc.collect()
-    eventually(lambda: footprint() == before)
-
-
-@pytest.fixture
-def origin() -> Iterator[Origin]:
-    with Origin(rcvbuf=SMALL) as running:
-        yield running
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not come to hold in time"
-        time.sleep(0.005)
-
-
-class Browser:
-    """A client with a small receive buffer, which reads what it is told to."""
-
-    def __init__(self, relay: SpliceRelay, rcvbuf: int = SMALL) -> None:
-        self.stream = content.StreamCheck()
-        self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-        self.socket.settimeout(5)
-        self.socket.connect(relay.address)
-        self.asked = 0
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def ask(self, *queries: str, size: int = 0) -> None:
-        """GETs in one write; ``size`` of each body."""
-        data = b""
-        for query in queries:
-            target = f"/object?size={size}&seq={self.asked}&{query}"
-            data += f"GET {target} HTTP/1.1\r\nHost: t\r\n\r\n".encode()
-            self.stream.expect(size)
-            self.asked += 1
-        self.socket.sendall(data)
-
-    def read(self, size: int) -> int:
-        """So many bytes of the stream, fewer only when it ends or falls silent."""
-        got = 0
-        while got < size and (count := self.read_some(size - got)):
-            got += count
-        return got
-
-    def read_some(self, size: int = 65_536) -> int:
-        try:
-            data = self.socket.recv(min(size, 65_536))
-        except TimeoutError:
-            return 0
-        self.stream.feed(data)
-        return len(data)
-
-    def read_all(self) -> bool:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # or it takes seconds
-        while not self.stream.complete and self.stream.in_order:
-            if not self.read_some():
-                break
-        return self.stream.complete and self.stream.in_order
-
-    def rest(self) -> bytes:
-        """Everything until the relay closes."""
-        return b"".join(iter(lambda: self.socket.recv(65_536), b""))
-
-    def raw(self, data: bytes) -> bytes:
-        self.socket.sendall(data)
-        return self.rest()
-
-
-def relay_of(origin: Origin, policy: Any, **settings: Any) -> SpliceRelay:
-    return SpliceRelay(origin.target, policy, so_sndbuf=16_384, origin_sndbuf=16_384, **settings)
-
-
-class Window:
-    """What the relay did while nobody moved."""
-
-    def __init__(self, relay: SpliceRelay, seconds: float = WINDOW_S) -> None:
-        before = relay.counters()
-        time.sleep(seconds)
-        after = relay.counters()
-        self.changes = {
-            name: int(value) - int(before[name])
-            for name, value in after.items()
-            if isinstance(value, int)
-        }
-        wall = self.changes["t_ns"]
-        self.seconds = wall / 1e9
-        self.on_queue = (self.changes["run_ns"] + self.changes["queue_ns"]) / wall
-
-    def rate(self, name: str) -> float:
-        return self.changes[name] / self.seconds
-
-    def check(self, spins: bool) -> None:
-        if spins:
-            assert self.rate("waits") > SPIN
-            assert self.rate("noop_dispatches") > SPIN
-            assert self.on_queue > 0.3  # 1.0, but for what the host of this machine takes away
-        else:
-            assert self.changes["waits"] <= 5
-            assert self.changes["noop_dispatches"] == 0
-            assert self.changes["thread_cpu_ns"] < 0.05e9 * self.seconds
-
-
-def come_to_rest(relay: SpliceRelay) -> None:
-    """Nothing has moved for longer than a TCP timer of a tiny window takes, 0.2 s."""
-    def moved() -> tuple[Any, ...]:
-        counts = relay.counters()
-        return tuple(value for name, value in counts.items() if name.startswith("bytes_"))
-
-    last, since = moved(), time.monotonic()
-    while time.monotonic() - since < 0.25:
-        time.sleep(0.02)
-        if (now := moved()) != last:
-            last, since = now, time.monotonic()
-
-
-# -- the scenarios ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "spins"),
-    [("before", True), ("after", False), ("later", False), ("no-splice", False),
-     ("skip-send", True), ("last-block", True)],
-)  # fmt: skip
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_the_tail_of_response_one_is_not_taken(
-    origin: Origin, policy: str, spins: bool, silent: bool
-) -> None:
-    with relay_of(origin, policy) as relay, Browser(relay) as client:
-        second = "silent=1" if silent else ""
-        client.ask("", second, size=100_000)
-        come_to_rest(relay)
-        window = Window(relay)
-        window.check(spins)
-        if spins:
-            # Nothing but empty waits and handlers that do nothing; EAGAIN is never met.
-            assert window.changes["waits_empty"] == pytest.approx(window.changes["waits"], abs=2)
-            assert window.changes["recv_eagain_origin"] == 0
-            assert window.changes["splice_in_eagain_origin"] == 0
-        elif policy != "no-splice":
-            (session,) = relay.sessions()
-            assert session.response.piped > 0
-            assert session.requests == 2, "response 2 is awaited or begun behind that pipe"
-        client.socket.settimeout(0.4 if silent else 5)
-        assert client.read_all() != silent
-        assert client.stream.in_order
-        assert client.stream.responses == (1 if silent else 2)
-
-
-@pytest.mark.parametrize(
-    ("policy", "spins"),
-    [("before", True), ("after", False), ("no-splice", False), ("recv-allowed", False),
-     ("last-block", False)],
-)  # fmt: skip
-def test_b_the_last_block_comes_late(origin: Origin, policy: str, spins: bool) -> None:
-    with relay_of(origin, policy) as relay, Browser(relay, rcvbuf=8192) as client:
-        client.ask("last=3000&delay_ms=300", size=1_000_000)
-        assert client.read(910_000) == 910_000
-        time.sleep(0.4)
-        come_to_rest(relay)
-        window = Window(relay)
-        window.check(spins)
-        if spins:  # each turn offers the pipe to the client, which does not take it
-            tried = window.changes["splice_out_eagain_client"] / window.changes["noop_dispatches"]
-            assert 0.99 < tried < 1.01
-        assert client.read_all()
-        eventually(lambda: relay.counters()["responses"] == 1)
-
-
-@pytest.mark.parametrize(
-    ("policy", "spins"),
-    [("before", True), ("after", False), ("recv-allowed", False), ("no-splice", False),
-     ("last-block", True)],
-)  # fmt: skip
-def test_d_the_end_of_a_chunk_is_not_taken(origin: Origin, policy: str, spins: bool) -> None:
-    with relay_of(origin, policy) as relay, Browser(relay) as client:
-        client.socket.sendall(
-            b"GET /object?size=260000&chunk=65000 HTTP/1.1\r\nConnection: close\r\n\r\n"
-        )
-        come_to_rest(relay)
-        Window(relay).check(spins)
-        _, _, body = client.rest().partition(b"\r\n\r\n")
-        assert b"".join(unchunk(body)) == content.body(0, 260_000)
-
-
-@pytest.mark.parametrize(
-    ("policy", "spins"),
-    [("before", True), ("after", False), ("recv-allowed", False), ("no-splice", False),
-     ("last-block", True), ("skip-send", True)],
-)  # fmt: skip
-def test_e_an_upload_that_the_origin_does_not_read(
-    origin: Origin, policy: str, spins: bool
-) -> None:
-    """The other direction: the client is the source, the origin the side that takes nothing."""
-    with relay_of(origin, policy) as relay, Browser(relay) as client:
-        client.socket.settimeout(30)
-        client.socket.sendall(
-            b"POST /object?size=5&noread=1&check=1 HTTP/1.1\r\nConnection: close\r\n"
-            b"Content-Length: 100000\r\n\r\n"
-        )
-        upload = threading.Thread(target=client.socket.sendall, args=(content.body(0, 100_000),))
-        upload.start()
-        try:
-            come_to_rest(relay)
-            Window(relay).check(spins)
-        finally:
-            origin.release()
-            upload.join()
-        # The origin has compared every byte of the body: 422 else.
-        got = client.rest()
-        assert got.startswith(b"HTTP/1.1 200 ")
-        assert got.endswith(b"\r\n\r\n" + content.body(0, 5))
-
-
-@pytest.mark.parametrize("engine", ["speculative", "level-triggered"])
-@pytest.mark.parametrize("policy", ["before", "after", "no-splice", "mirror"])
-def test_m_stalled_in_the_middle(origin: Origin, policy: str, engine: str) -> None:
-    with relay_of(origin, policy, engine=engine) as relay, Browser(relay) as client:
-        client.ask("", size=8_000_000)
-        come_to_rest(relay)
-        Window(relay).check(spins=False)
-        client.socket.settimeout(0.5 if policy == "mirror" else 5)
-        whole = client.read_all()
-        assert client.stream.in_order
-        # Every byte, in order; the mirror fault is as quiet, and never goes on.
-        assert whole == (policy != "mirror")
-
-
-def test_the_level_triggered_engine_spins_on_events(origin: Origin) -> None:
-    with relay_of(origin, "before", engine="level-triggered") as relay, Browser(relay) as client:
-        client.ask("", "", size=100_000)
-        come_to_rest(relay)
-        window = Window(relay)
-        window.check(spins=True)
-        assert window.changes["waits_zero"] == 0
-        assert window.changes["events"] == pytest.approx(window.changes["waits"], abs=2)
-        assert client.read_all()
-
-
-def test_switched_while_it_spins(origin: Origin) -> None:
-    with relay_of(origin, "before") as relay, Browser(relay) as client:
-        client.ask("", "", size=100_000)
-        come_to_rest(relay)
-        Window(relay).check(spins=True)
-        relay.set("after")
-        time.sleep(0.05)
-        Window(relay).check(spins=False)
-        assert client.read_all()
-
-
-@pytest.mark.parametrize("policy", ["before", "after"])
-def test_the_client_timeout_ends_a_stall(origin: Origin, policy: str) -> None:
-    with relay_of(origin, policy, client_timeout_ms=300) as relay, Browser(relay) as client:
-        client.ask("", "", size=100_000)
-        eventually(lambda: relay.counters()["closes_client_timeout"] == 1, seconds=3)
-        assert relay.sessions() == []
-        Window(relay).check(spins=False)
-        counts = relay.counters()
-        assert (counts["piped"], counts["pipes"], counts["sessions"]) == (0, 0, 0)
+pytestmark = pytest.mark.usefixtures("relay_leaves_nothing")
 
 
 # -- what passes -----------------------------------------------------------------------------------
@@ -333,18 +57,6 @@ def test_chunked_until_close_and_bodies_of_requests(origin: Origin, policy: str)
             )
             assert got.endswith(b"\r\n\r\n" + content.body(0, 5))
         assert relay.counters()["responses"] == 3
-
-
-def unchunk(body: bytes) -> Iterator[bytes]:
-    while True:
-        line, _, body = body.partition(b"\r\n")
-        size = int(line, 16)
-        if size == 0:
-            assert body == b"\r\n"
-            return
-        yield body[:size]
-        assert body[size : size + 2] == b"\r\n"
-        body = body[size + 2 :]
 
 
 def test_many_clients_at_once(origin: Origin) -> None:
@@ -508,8 +220,8 @@ def test_no_pipe_left_means_copying(origin: Origin) -> None:
 SMALL_PIPES = """
 import fcntl, os, resource, sys
 from pathlib import Path
-from tests.engine import test_relay_server as tests
 from lab.origin import Origin
+from tests.engine import relay_wire, test_relay_server, test_relay_stalls as tests
 
 soft = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
 held = []
@@ -517,13 +229,13 @@ while not held or fcntl.fcntl(held[-1][0], fcntl.F_GETPIPE_SZ) > 2 * resource.ge
     held.append(os.pipe())
     if len(held) > soft:
         sys.exit("the limit was not met")
-with Origin(rcvbuf=tests.SMALL) as origin:
+with Origin(rcvbuf=relay_wire.SMALL) as origin:
     for policy in ("after", "later"):
         tests.test_m_stalled_in_the_middle(origin, policy, "speculative")
         tests.test_b_the_last_block_comes_late(origin, policy, False)
         tests.test_d_the_end_of_a_chunk_is_not_taken(origin, policy, False)
         tests.test_e_an_upload_that_the_origin_does_not_read(origin, policy, False)
-    tests.test_chunked_until_close_and_bodies_of_requests(origin, "after")
+    test_relay_server.test_chunked_until_close_and_bodies_of_requests(origin, "after")
 """
 
 

@@ -19,6 +19,7 @@ import pytest
 from engine import ConnView, LoopView, Policy, RingServer, counters, flatten_array
 from engine.binding import native
 from engine.errors import PolicyError
+from tests.engine.wire import held
 
 pytestmark = pytest.mark.skipif(
     native()[1].rl_probe(native()[0].new("rl_ring_info *")) < 0,
@@ -27,19 +28,13 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def footprint() -> tuple[int, int]:
-    """Threads and open files of this process."""
-    tasks, files = (list(Path("/proc/self").joinpath(name).iterdir()) for name in ("task", "fd"))
-    return len(tasks), len(files)
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     gc.collect()
-    before = footprint()
+    before = held()
     yield
     gc.collect()
-    eventually(lambda: footprint() == before)
+    eventually(lambda: held() == before)
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:

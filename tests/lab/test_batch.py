@@ -102,3 +102,17 @@ def test_only_what_belongs_to_nobody_is_swept(tmp_path: Path) -> None:
 def test_a_scratch_folder_is_where_temporary_files_are() -> None:
     with scratch("ringlab-test-") as name:
         assert Path(name).parent == Path(tempfile.gettempdir())
+
+
+def test_a_folder_whose_owner_cannot_be_seen_but_has_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from another container with the same folder for temporary files."""
+    with scratch("made-", tmp_path) as name:
+        monkeypatch.setattr("lab.scratch._PROCESSES", tmp_path)
+        sweep("made-", tmp_path)
+        assert Path(name).exists()
+    left = tmp_path / f"made-{os.getpid()}-left"
+    left.mkdir()
+    sweep("made-", tmp_path)
+    assert not left.exists(), "nobody has that one"

@@ -21,7 +21,8 @@ from lab import experiment, mode
 from lab.clients import Client
 from lab.live import measured, opening
 from lab.live.dirty_list import LIVE
-from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels, replaced
+from lab.live.opening import replaced
+from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels
 from lab.live.party import brief
 from lab.runs import RunStore
 

@@ -10,7 +10,8 @@ import lab
 from engine.errors import RinglabError, UsageError
 from lab import mode
 from lab.live.stepper import COMPLETIONS, PHASES, Stepper
-from lab.live.stepper_page import Page, static_html
+from lab.live.stepper_page import static_html
+from tests.lab.pages import opened
 
 
 @pytest.fixture
@@ -142,14 +143,7 @@ def test_in_a_batch_it_shows_its_state_without_a_widget(
 
 
 def test_the_page_does_what_its_buttons_say_and_refuses_in_one_line(stepper: Stepper) -> None:
-    page = Page(stepper)
-    told: list[dict[str, Any]] = []
-
-    def post(message: Any, buffer: bytes | None = None) -> bool:
-        told.append(message["facts"])
-        return True
-
-    page.view.post = post  # type: ignore[method-assign]
+    page, told = opened(stepper)
     for message in (
         {"kind": "hello"}, {"kind": "do", "action": "connect"}, {"kind": "do", "action": "iterate"},
         {"kind": "do", "action": "wait"}, {"kind": "set", "name": "policy", "value": "fixed"},

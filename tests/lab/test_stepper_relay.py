@@ -11,8 +11,9 @@ from engine.errors import RinglabError, UsageError
 from engine.relay_policy import PRESETS
 from lab import mode
 from lab.live.stepper import Stepper
-from lab.live.stepper_page import Page, static_html
+from lab.live.stepper_page import static_html
 from lab.live.stepper_relay import FIXTURES, OUTCOMES, PHASE_WORDS, RelaySeen
+from tests.lab.pages import opened
 
 # What each arm comes to, by policy: as the real builds did, and the mirror is as quiet as the fix.
 SPINS = {
@@ -331,18 +332,6 @@ def test_in_a_batch_it_shows_its_state_without_a_widget(
 ) -> None:
     monkeypatch.setenv(mode.BATCH, "1")
     assert set(stepper._repr_mimebundle_()) == {"text/html", "text/plain"}
-
-
-def opened(stepper: Stepper) -> tuple[Page, list[dict[str, Any]]]:
-    page = Page(stepper)
-    told: list[dict[str, Any]] = []
-
-    def post(message: Any, buffer: bytes | None = None) -> bool:
-        told.append(message["facts"])
-        return True
-
-    page.view.post = post  # type: ignore[method-assign]
-    return page, told
 
 
 @pytest.mark.parametrize("case", ["splice", "dirty-list"])

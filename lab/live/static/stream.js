@@ -71,6 +71,7 @@ class Picture {
     this.figures = new Map(message.plots.map((plot, i) => [plot.name, document_.roots()[i]]));
     this.empty();
     this.watchSelection();
+    this.watchSight(sections);
     this.scale("log");
     this.views = views;
     this.later();
@@ -80,6 +81,17 @@ class Picture {
     const names = [...this.columns, ...this.message.logs.map((name) => `${name}_log`)];
     this.source.data = Object.fromEntries(names.map((name) => [name, new Float64Array(0)]));
     this.marks.data = { id: [], t: [], name: [], text: [], lane: [] };
+  }
+
+  // A plot that is out of sight is not drawn: it would hold up those that somebody looks at.
+  watchSight(sections) {
+    const figures = [...this.figures.values()];
+    this.sight = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        figures[sections.indexOf(entry.target)].hold_render = !entry.isIntersecting;
+      }
+    }, { rootMargin: "60px" });
+    sections.forEach((section) => this.sight.observe(section));
   }
 
   watchSelection() {
@@ -232,6 +244,7 @@ class Picture {
 
   remove() {
     this.source = null;
+    this.sight?.disconnect();
     for (const view of this.views?.roots ?? []) {
       view.remove();
     }
