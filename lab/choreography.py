@@ -24,6 +24,8 @@ from lab.origin import MOST_TICKET, RELEASE, Object
 FIRST = "first"
 MAX_CLIENTS = 64
 MAX_STEPS = 1000
+# Least to_forward for which a relay tries to splice, RL_RELAY_MIN_SPLICE.
+MIN_SPLICE = 4096
 # A state counts as reached once it has not changed for this long.
 STEADY_S = 0.06
 _LOOK_S = 0.005
@@ -116,6 +118,29 @@ class Read:
 
 
 @dataclass(frozen=True)
+class ReadWhile:
+    """Read ``size`` bytes and let the server settle, again and again while it is in ``state``.
+
+    At most ``times``; not at all where it is in another state, or exports no counters. What a
+    server comes to depends on the sizes in which bytes happened to arrive: this leads it on.
+    """
+
+    state: State
+    settled: State
+    size: int = 4096
+    times: int = 32
+    client: str = FIRST
+
+
+@dataclass(frozen=True)
+class ReadResponses:
+    """Read until so many of the responses have come whole, counted from the first."""
+
+    count: int
+    client: str = FIRST
+
+
+@dataclass(frozen=True)
 class Pace:
     """Read so many bytes at a rate, as a slow client does."""
 
@@ -170,8 +195,8 @@ class Poke:
 
 
 Step = (
-    Connect | Ask | Get | Release | Settle | Stall | Read | Pace | ReadUntilSilent | ReadAll
-    | HalfClose | Reset | Close | Poke
+    Connect | Ask | Get | Release | Settle | Stall | Read | ReadWhile | ReadResponses | Pace
+    | ReadUntilSilent | ReadAll | HalfClose | Reset | Close | Poke
 )
 Choreography = tuple[Step, ...]
 
@@ -196,6 +221,16 @@ HELD_BACK = State(
     hold_s=0.25,
 )
 HELD_BRIEFLY = replace(HELD_BACK, hold_s=STEADY_S)
+# Its pipe is full, or was taken for full, with so much to forward that it may be spliced: bytes
+# that come in dribs fill a pipe earlier than those that come at once. What stands in buffers is a
+# request that waits its turn; more would be a body that recv has put behind the pipe.
+MID_BODY = State(
+    "a pipe holds data in the middle of a body",
+    lambda counters: bool(
+        counters["piped"]
+        and counters["to_forward"] >= MIN_SPLICE * counters["sessions"] > counters["buffered"]
+    ),
+)
 # Used where no SEND may come at all: the traffic, whatever it was, is over.
 AT_REST = State(
     "no bytes move",
@@ -323,12 +358,16 @@ class Player(Handle):
                 self._hold(step.seconds)
             case Read():
                 self._read(step.client, step.size, 0.0)
+            case ReadWhile():
+                self._read_while(step)
+            case ReadResponses():
+                self._read_responses(step.client, step.count)
             case Pace():
                 self._read(step.client, step.size, step.bytes_per_s)
             case ReadUntilSilent():
                 self.client(step.client).read_until_silent(step.seconds)
             case ReadAll():
-                self._read_all(step.client)
+                self._read_responses(step.client, None)
             case HalfClose():
                 self.client(step.client).half_close()
             case Reset():
@@ -416,9 +455,20 @@ class Player(Handle):
             raise ClientError(f"{size:,} bytes were to be read: {_fault(reader)}")
         self._check(reader)
 
-    def _read_all(self, name: str) -> None:
+    def _read_while(self, step: ReadWhile) -> None:
+        reader = self.client(step.client)
+        for _ in range(step.times):
+            counters = self._counters()
+            if counters is None or not step.state.test(counters):
+                break
+            if reader.read(step.size) < step.size:
+                break  # it holds bytes, and sends none: whoever looks at the stream is told
+            self._settle(Settle(step.settled))
+        self._check(reader)
+
+    def _read_responses(self, name: str, count: int | None) -> None:
         reader = self.client(name)
-        if not reader.read_all() and self._strict:
+        if not reader.read_all(count) and self._strict:
             raise ClientError(f"the responses did not all arrive: {_fault(reader)}")
         self._check(reader)
 

@@ -151,18 +151,23 @@ class Client(Handle):
             got += count
         return got
 
-    def read_all(self) -> bool:
+    def read_all(self, responses: int | None = None) -> bool:
         """Read until everything asked for has come; True when it is all there and in order.
 
-        False when the server closed, reset or fell silent before that, or sent something else;
-        ``stream`` and ``ended`` say which.
+        With ``responses``: until so many of them have, counted from the first. False when the
+        server closed, reset or fell silent before that, or sent something else; ``stream`` and
+        ``ended`` say which.
         """
         stream = self.stream
-        while not stream.complete:
+
+        def here() -> bool:
+            return stream.complete or (responses is not None and stream.responses >= responses)
+
+        while not here():
             patience = self._patience if stream.in_order else _AFTER_FAULT_S
             if not self._recv(_CHUNK, patience):
                 break
-        return stream.complete and stream.in_order
+        return here() and stream.in_order
 
     def gone(self, seconds: float) -> bool:
         """Has the server ended this connection, within so many seconds, without a byte read?

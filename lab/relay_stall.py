@@ -12,7 +12,17 @@ from typing import Any
 
 from engine import SpliceRelay
 from engine.relay_views import ChannelView, SessionView
-from lab.choreography import HELD_BACK, HELD_BRIEFLY, Choreography, Settle, State, wait_for
+from lab.choreography import (
+    HELD_BACK,
+    HELD_BRIEFLY,
+    MIN_SPLICE,
+    Choreography,
+    ReadWhile,
+    Settle,
+    State,
+    Step,
+    wait_for,
+)
 from lab.stall import (
     HONOURED_WITHIN_S,
     SAMPLE_HZ,
@@ -32,8 +42,6 @@ _CLOSED_WITHIN_S = 2.0
 STOP_GRACE_MS = 100
 # A stream that has not moved for so long will not move any more.
 PATIENCE_S = 2.0
-# Least to_forward for which splice is tried, RL_RELAY_MIN_SPLICE.
-MIN_SPLICE = 4096
 _MB = 1e6
 # Reasons of a wait that can block.
 BLOCKING = ("event", "deadline")
@@ -59,11 +67,16 @@ class RelayStall(Stall):
     @property
     def quick(self) -> Choreography:
         """The same stall for a probe, whose figures nobody reads: it may still settle."""
-        return tuple(
-            replace(step, state=HELD_BRIEFLY)
-            if isinstance(step, Settle) and step.state is HELD_BACK else step
-            for step in self.steps
-        )
+        return tuple(map(_briefly, self.steps))
+
+
+def _briefly(step: Step) -> Step:
+    match step:
+        case Settle(state=state) if state is HELD_BACK:
+            return replace(step, state=HELD_BRIEFLY)
+        case ReadWhile(settled=settled) if settled is HELD_BACK:
+            return replace(step, settled=HELD_BRIEFLY)
+    return step
 
 
 def measure_relay(

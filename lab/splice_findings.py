@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lab import haproxy, reference
-from lab.relay_stall import MIN_SPLICE
+from lab.choreography import MIN_SPLICE
 
 Row = Mapping[str, Any]
 

@@ -273,7 +273,7 @@ struct end *relay_due(const struct relay *r, enum dir *dir)
 /* Runs the next handler that is due. False: none is. */
 bool relay_handler(struct relay *r, rl_relay_step *step)
 {
-    enum dir dir;
+    enum dir dir = READ; /* until relay_due() says */
     struct end *next = relay_due(r, &dir);
     while (linked(&r->run)) {
         struct end *e = HOLDER(r->run.next, struct end, run);

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine import SpliceRelay
 from lab import content
+from lab.choreography import MIN_SPLICE
 from lab.origin import Origin
 
 WINDOW_S = 0.2
@@ -126,6 +127,21 @@ def come_to_rest(relay: SpliceRelay) -> None:
         time.sleep(0.02)
         if (now := moved()) != last:
             last, since = now, time.monotonic()
+
+
+def past_the_body(relay: SpliceRelay, client: Browser) -> None:
+    """To where too little is left to forward for a splice, with data in the pipe.
+
+    Bytes that come in dribs, as on a busy machine, fill the pipe in the middle of the body, where
+    every policy sleeps.
+    """
+    come_to_rest(relay)
+    for _ in range(32):
+        response = relay.sessions()[0].response
+        if not response.piped or response.scheduled or response.to_forward < MIN_SPLICE:
+            return
+        client.read(4096)
+        come_to_rest(relay)
 
 
 def unchunk(body: bytes) -> Iterator[bytes]:

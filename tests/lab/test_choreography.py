@@ -25,7 +25,9 @@ from lab.choreography import (
     Poke,
     Read,
     ReadAll,
+    ReadResponses,
     ReadUntilSilent,
+    ReadWhile,
     Reset,
     Settle,
     Stall,
@@ -126,6 +128,37 @@ def test_pipelined_requests_and_small_reads(server: PlainServer) -> None:
         assert play.client().stream.complete
         play.play((ReadAll(), Close()))
         assert play.delivered()["bytes"] == 150_000, "a closed connection still counts"
+
+
+def test_some_of_the_responses_are_read(server: PlainServer) -> None:
+    with player(server) as play:
+        play.play((Connect(), Ask(size=50_000, count=3), ReadResponses(2)))
+        assert play.client().stream.responses >= 2
+        play.play((ReadResponses(1), ReadResponses(9)))
+        assert play.client().stream.responses == 3, "there are no more"
+
+
+def test_reading_goes_on_while_a_state_lasts(server: PlainServer) -> None:
+    looked: list[int] = []
+
+    def counters() -> dict[str, int]:
+        return {"requests": 0, "left": len(looked)}
+
+    def few(counters: Counters) -> bool:
+        looked.append(1)
+        return bool(counters["left"] < 3)
+
+    settled = State("at once", lambda counters: True, hold_s=0.0)
+    with player(server, watch=counters) as play:
+        play.play((Connect(), Ask(size=50_000), ReadWhile(State("few", few), settled, size=1000)))
+        assert play.client().stream.raw == 3000
+        for steps in (0, 2):  # a bound, and a server that exports nothing
+            play.play((ReadWhile(settled, settled, size=10, times=steps),))
+        assert play.client().stream.raw == 3020
+        play.play((ReadAll(),))
+    with player(server) as play:
+        play.play((Connect(), Ask(size=500), ReadWhile(settled, settled, size=100)))
+        assert play.client().stream.raw == 0
 
 
 def test_pace_keeps_its_rate(server: PlainServer) -> None:

@@ -14,6 +14,7 @@ import pytest
 from engine.errors import MachineError, UsageError
 from lab import runs
 from lab.runs import RunStore, compare, differences
+from lab.scratch import locked
 
 SAMPLES = np.zeros(5, dtype=[("at_ns", "u8"), ("waits", "u8", (3,)), ("mark", "S4")])
 SAMPLES["at_ns"] = np.arange(5)
@@ -208,7 +209,7 @@ def test_sweep_removes_the_dead_writers_folders_only(store: RunStore) -> None:
     alive.mkdir()
     assert len(names_in(store.root)) == 3
     assert [info.name for info in store.list()] == [good.name]
-    with runs._locked(alive, wait=True) as mine:
+    with locked(alive, wait=True) as mine:
         assert mine
         assert store.sweep() == 1
     assert set(names_in(store.root)) == {good.name, alive.name}

@@ -11,9 +11,10 @@ import pytest
 from engine.errors import UsageError
 from lab import haproxy, splice, splice_findings, splice_sizes, splice_tables
 from lab.experiment import Outcome, load
-from lab.origin import Object
+from lab.origin import Object, Origin
 from lab.origin_process import OriginProcess
 from lab.plots import df_noops, df_series, plot_noops, plot_series
+from lab.relay_stall import measure_relay
 from lab.runs import Run, RunStore, read_run
 
 SHORT = {"seconds": 0.25, "sizes": "", "paced_seconds": 0.5}
@@ -66,6 +67,24 @@ def test_in_a_the_head_of_response_2_stands_behind_the_pipe(tmp_path: Path) -> N
     assert row["channel"]["piped"] > 0
     assert row["channel"]["scheduled"] + row["channel"]["awaiting"] > 0
     assert row["last_why"] in ("event", "deadline")
+
+
+@pytest.mark.parametrize("arm", ["a", "a2", "d"])
+@pytest.mark.parametrize("policy", ["before", "skip-send", "after", "later"])
+def test_the_state_is_reached_however_the_bytes_come(arm: str, policy: str) -> None:
+    """In dribs, as from a busy origin, they fill the pipe in the middle of the body."""
+    values = {each.name: each.default for each in splice.PARAMETERS}
+    with Origin(sndbuf=8192) as origin:
+        stall = splice.stall_of(arm, values, origin.target)
+        seen = measure_relay(
+            stall, arm, "stall", policy, 0, 0.2, origin.target, {"so_sndbuf": values["sndbuf"]})
+    found = seen["evidence"]
+    assert found["in_state"], found["channel"]
+    if policy in ("before", "skip-send"):
+        assert found["counts"]["noop_dispatches"] > 2000
+    else:
+        assert found["asleep"]
+    assert splice_findings.complete({"delivered": seen["delivered"]})
 
 
 def test_one_ingredient_is_the_cure(tmp_path: Path) -> None:
