@@ -46,11 +46,11 @@ class Board:
 
 def strip(now: Now, look: Look, columns: Sequence[Shown]) -> dict[str, Any]:
     """The state strip: the loop in a word with the reason, its wait, and the rows of a look."""
-    wait = [("", f"mode {now.mode}"), ("because of", now.why), ("timeout", now.timeout), *look.wait]
+    wait = [("", now.mode), ("because of", now.why), ("timeout", now.timeout), *look.wait]
     return {
         "state": now.state, "mark": now.look.mark, "colour": now.look.colour,
         "reason": now.reason, "mode": now.mode, "why": now.why, "timeout": now.timeout,
-        "wait": [pair for pair in wait if pair != ("", "mode ")],
+        "wait": [pair for pair in wait if pair != ("", "")],
         "columns": [vars(column) for column in columns],
         "rows": [dict(row) for row in look.rows], "more": look.more,
     }

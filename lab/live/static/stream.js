@@ -81,6 +81,7 @@ class Picture {
     const names = [...this.columns, ...this.message.logs.map((name) => `${name}_log`)];
     this.source.data = Object.fromEntries(names.map((name) => [name, new Float64Array(0)]));
     this.marks.data = { id: [], t: [], name: [], text: [], lane: [] };
+    this.labelled = 0; // up to when the labels reach
   }
 
   // A plot that is out of sight is not drawn: it would hold up those that somebody looks at.
@@ -201,10 +202,14 @@ class Picture {
   // A label has room up to the next mark in its lane; what does not fit is seen by pointing at it.
   label(data) {
     const pixels = Math.max(200, (this.place.clientWidth || 600) - 110);
-    const letters = pixels / this.message.seconds / 5.6;
+    const letters = pixels / this.message.seconds / 5.6; // a second
+    this.labelled = 0;
     data.text = data.name.map((name, i) => {
       const next = data.lane.indexOf(data.lane[i], i + 1);
       const room = next < 0 ? Infinity : Math.floor((data.t[next] - data.t[i]) * letters) - 3;
+      if (next < 0) {
+        this.labelled = Math.max(this.labelled, data.t[i] + (name.length + 2) / letters);
+      }
       return name.length <= room ? name : room < 4 ? "" : `${name.slice(0, room - 1)}…`;
     });
   }
@@ -237,8 +242,10 @@ class Picture {
     if (!this.follow) {
       return;
     }
-    // A little room ahead, for the label of what was done last.
-    const end = Math.max(this.newest + this.message.seconds / 8, this.message.seconds);
+    // Room ahead, for the label of what was done last.
+    const { seconds } = this.message;
+    const label = Math.min(this.labelled, this.newest + seconds / 2);
+    const end = Math.max(this.newest + seconds / 8, seconds, label);
     this.range.setv({ start: end - this.message.seconds, end });
   }
 
