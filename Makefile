@@ -61,7 +61,7 @@ lab: setup ## JupyterLab on notebooks/, on loopback
 test: setup ## all tests (PYTEST_ARGS are handed on)
 	@tools/bootstrap.sh browser
 	@tools/bootstrap.sh qemu
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) -m tests.run $(PYTEST_ARGS)
 
 report: setup ## every case's notebook, executed, its HTML, and a page in front of them
 	@$(VENV)/bin/ringlab report --all

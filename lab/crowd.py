@@ -266,6 +266,8 @@ class _Child:
         reading = 0
         for member in self._members:
             if not member.stream.complete:
+                # The stall is over: with its small buffer the rest would come in a thousand bits.
+                member.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHUNK)
                 self._selector.register(member.socket, selectors.EVENT_READ, member)
                 reading += 1
         moved = time.monotonic()

@@ -10,6 +10,8 @@ import pytest
 
 from engine import build_native
 
+pytestmark = pytest.mark.computes
+
 
 def complaints(project: Path, *command: str) -> str:
     """What a checker printed when it was not content; empty when it was."""

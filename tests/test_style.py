@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parent.parent
 LINE_COLUMNS = 100
 FUNCTION_LINES = 70

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,25 @@ def test_the_notebook_s_panel_shows_the_spin_its_cure_and_measures_it(
     leave(page)
 
 
+@pytest.fixture(scope="module")
+def panel(open_notebook: Any, jupyterlab: Lab, pictures: Path) -> Iterator[Driver]:
+    """One page with a panel on the relay."""
+    write_notebook(jupyterlab.root / "relay.ipynb", ["import lab\nlab.live('splice')"])
+    page = open_notebook("relay.ipynb")
+    run_all(page)
+    yield Driver(page, pictures).ready()
+    leave(page)
+
+
 @pytest.mark.parametrize(("width", "height", "dark"), [(1280, 800, True), (1920, 1080, False)])
 def test_nothing_of_the_relay_is_cut_off_and_everything_has_a_name(
-    open_notebook: Any, jupyterlab: Lab, pictures: Path, width: int, height: int, dark: bool
+    panel: Driver, width: int, height: int, dark: bool
 ) -> None:
     name = f"{width}x{height}{'-dark' if dark else ''}"
-    write_notebook(jupyterlab.root / f"relay-{name}.ipynb", ["import lab\nlab.live('splice')"])
-    page = open_notebook(f"relay-{name}.ipynb", width, height)
+    page = panel.page
+    page.set_viewport_size({"width": width, "height": height})
     theme(page, "JupyterLab Dark" if dark else "JupyterLab Light")
-    run_all(page)
-    panel = Driver(page, pictures).ready()
+    panel.ready()
     panel.press(arm="paced")
     panel.plot_shows("spliced_mib", lambda rate: rate > 1)
     panel.picture(f"relay-paced-{name}")
@@ -95,4 +105,3 @@ def test_nothing_of_the_relay_is_cut_off_and_everything_has_a_name(
     assert page.evaluate(CUT_OFF, PANEL) == []
     assert page.evaluate(NAMELESS, PANEL) == []
     assert page.errors == []
-    leave(page)

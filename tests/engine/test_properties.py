@@ -18,6 +18,8 @@ from engine import PRESETS
 from engine.policy import table
 from tests.engine.world import MS, Ask, Client, World
 
+pytestmark = pytest.mark.computes
+
 MOST_CLIENTS = 4
 SIZES = st.sampled_from([0, 1, 24, 500, 4096, 4097, 20_000, 70_000])
 ASKS = st.builds(

@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.relay_policy import PRESETS, RELAY
 from tests.engine.relay_world import Client, Exchange, Origin, World
 
+pytestmark = pytest.mark.computes
+
 MOST_CLIENTS = 3
 SIZES = st.sampled_from([0, 1, 900, 4095, 4096, 5000, 20_000, 70_000, 150_000])
 PIECES = st.one_of(

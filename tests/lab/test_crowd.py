@@ -130,7 +130,7 @@ def test_too_many_are_refused_with_the_limit() -> None:
 
 # Small buffers on both sides, and a body that does not fit in them: without SO_SNDBUF the kernel
 # would take up to 2.8 MB for each client, 28 GB for ten thousand.
-SNDBUF, RCVBUF, SIZE = 4096, 2048, 65_536
+SNDBUF, RCVBUF, SIZE = 4096, 2048, 32_768
 SECONDS = 1.0
 SPARE = 200
 

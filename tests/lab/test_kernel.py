@@ -14,6 +14,8 @@ from engine.errors import MachineError, UsageError
 from lab import cli, kernel, waits
 from lab.progress import Progress
 
+pytestmark = pytest.mark.computes
+
 PACKAGE = "linux-image-cloud-amd64"
 PLAN = waits.Plan(ways=[waits.RING_WAIT, waits.CURE], timeouts_ns=(0, 50_000), flags=("none",))
 BZIMAGE = b"\0" * 0x202 + b"HdrS" + b"\0" * 100

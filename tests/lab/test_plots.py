@@ -17,6 +17,8 @@ from lab.runs import Run
 from lab.static import Key, Picture
 from tests.lab.made_up import BODY, STATES, made_up_run
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:

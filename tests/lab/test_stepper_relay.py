@@ -15,6 +15,8 @@ from lab.live.stepper_page import static_html
 from lab.live.stepper_relay import FIXTURES, OUTCOMES, PHASE_WORDS, RelaySeen
 from tests.lab.pages import opened
 
+pytestmark = pytest.mark.computes
+
 # What each arm comes to, by policy: as the real builds did, and the mirror is as quiet as the fix.
 SPINS = {
     "before": "a a2 b d e", "after": "", "recv-allowed": "", "sink-full": "a a2 b d e",
