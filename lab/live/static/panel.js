@@ -38,7 +38,7 @@ class PanelPage {
     this.connections = el("div", { class: "rl-strip" });
     this.plots = el("div", { class: "rl-plots" });
     this.zoom = button("zoom to span", "Show the selected span alone", () => this.picture.zoom());
-    this.following = button("follow", "The last minute again, moving on", () =>
+    this.following = button("follow", "The newest again, moving on", () =>
       this.picture.goOn());
     this.span = el("p", { class: "rl-span", "aria-live": "polite" },
       "Drag over a plot to select a span of time: its figures, from every sample, stand here.");
