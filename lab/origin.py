@@ -54,6 +54,7 @@ _MOST_HEAD = 16 * 1024
 _PIECE = 256 * 1024
 _CUT = struct.pack("ii", 1, 0)
 _MOST = {"size": 1 << 30, "seq": 1 << 32, "delay_ms": 600_000}
+_MOST_DIGITS = 20
 RELEASE = "/release"
 MOST_TICKET = 1 << 30
 _TICKETS_KEPT = 1024
@@ -89,7 +90,8 @@ class Object:
         given: dict[str, int] = {}
         for name, value in parse_qsl(urlsplit(target).query, keep_blank_values=True):
             most = _MOST.get(name, 1 << 30)
-            if name not in known or not value.isdigit() or int(value) > most:
+            digits = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
+            if name not in known or not digits or int(value) > most:
                 raise UsageError(f"{name}={value!r:.40} is not allowed; fields: {sorted(known)}")
             given[name] = int(value)
         return cls(**given)
@@ -244,7 +246,8 @@ class Origin(Handle):
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._ending.is_set():
-            self._free.acquire()
+            if not self._free.acquire(timeout=_LOOK_MS / 1e3):
+                continue  # all that are allowed are open; it may be told to end meanwhile
             try:
                 connection, _ = listener.accept()
             except OSError as error:
@@ -277,13 +280,13 @@ class Origin(Handle):
                 return
             with self._lock:
                 self.requests += 1
-            method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
             try:
-                wanted = Object.of(target)
-            except UsageError:
+                method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+                wanted, path = Object.of(target), urlsplit(target).path
+            except (UsageError, ValueError):  # a field, a request line, or an address that is none
                 connection.sendall(_REFUSED)
                 return
-            if urlsplit(target).path == RELEASE:
+            if path == RELEASE:
                 self.release(wanted.ticket)
                 connection.sendall(_DONE)
                 continue

@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from lab.choreography import Connect, Get, Player, ReadAll, Release, Settle
 from lab.clients import Client, ClientError
-from lab.origin import Object, Origin
+from lab.origin import MOST_CONNECTIONS, Object, Origin
 
 
 @pytest.fixture
@@ -41,6 +42,27 @@ def test_a_release_is_for_what_is_held_then(origin: Origin) -> None:
         player.play((Connect(), Get((Object(50, silent=1),))))
         with pytest.raises(ClientError, match=r"0 of 50 bytes arrived, .* silent for 0\.3 s"):
             player.play((ReadAll(),))
+
+
+@pytest.mark.parametrize("line", [
+    b"GET", b"GET / x HTTP/1.1", b"GET /object?size=%C2%B2 HTTP/1.1", b"GET http://[/ HTTP/1.1",
+    b"GET /object?size=" + b"9" * 5000 + b" HTTP/1.1",
+])  # fmt: skip
+def test_what_is_no_request_is_answered_400(origin: Origin, line: bytes) -> None:
+    with socket.create_connection(origin.address, 5) as client:
+        client.sendall(line + b"\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+def test_it_ends_with_all_the_connections_that_it_allows() -> None:
+    with ExitStack() as opened, Origin() as origin:
+        for _ in range(MOST_CONNECTIONS + 2):
+            opened.enter_context(socket.create_connection(origin.address, 5))
+        deadline = time.monotonic() + 10
+        while origin.connections < MOST_CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        origin.close()
+        assert origin.connections == 0
 
 
 @pytest.mark.parametrize("held", ["silent", "noread"])
