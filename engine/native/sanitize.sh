@@ -6,6 +6,8 @@
 #   RINGLAB_FUZZ_SECONDS  how long to fuzz each (20)
 #   RINGLAB_ROUNDS        connections that each client of the native tests makes (30)
 #   CLANG                 the clang to use; "no": do as if there were none
+#
+# Exits 69 where the compiler has no sanitizers: nothing was found then, and nothing was looked for.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -20,9 +22,9 @@ say() { echo "sanitize: $*"; }
 
 # Whether a compiler can build and run with a sanitizer: clang comes without its runtime on Debian.
 can() {
-    printf '#include <stddef.h>\n%s\n' \
+    printf '#include <stddef.h>\n%s\n%s\n' \
         'int LLVMFuzzerTestOneInput(const unsigned char *d, size_t n) { return (int)n * !d; }' \
-        > "$work/can.c"
+        "$([ "$2" = fuzzer ] || echo 'int main(void) { return 0; }')" > "$work/can.c"
     "$1" "-fsanitize=$2" "$work/can.c" -o "$work/can" > /dev/null 2>&1
 }
 
@@ -44,6 +46,11 @@ else
     # When it optimises, it reads neighbouring flags as one word, which looks like a race on those
     # that another thread owns.
     "$cc" --version | grep -q clang || flags+=" -Wno-tsan -O0"
+    for sanitizer in address,undefined thread; do
+        can "$cc" "$sanitizer" && continue
+        say "$cc has no $sanitizer sanitizer. Install apt: gcc | dnf: libasan libubsan libtsan"
+        exit 69
+    done
 fi
 
 uring=$(pkg-config --cflags --libs liburing 2> /dev/null || echo -luring)
