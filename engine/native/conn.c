@@ -208,8 +208,9 @@ static bool acquire(struct worker *w, struct conn *c)
     int64_t how = ask(w, RL_HELD, c);
     if (how == RL_HELD_PARK) {
         ADD(w->count.held, c->done); /* what waits with the worker is a completion, if any */
-        w->ops->lock(c);
-        STORE(w->now, w->ops->now(w)); /* a handler's whole run may have passed */
+        int64_t from = worker_blocks(w);
+        w->ops->lock(c); /* a handler's whole run may pass */
+        worker_unblocked(w, from);
         return true;
     }
     /* Leave the mark, then try once more: either the handler sees the mark after it unlocks, or
@@ -389,8 +390,9 @@ static void take_request(struct worker *w, struct conn *c, const rl_request *ask
         return;
     }
     if (ask.handler_ms && ask.status == 200) {
+        int64_t from = worker_blocks(w);
         w->ops->pause(w, ask.handler_ms); /* a sync handler runs here: everybody waits */
-        STORE(w->now, w->ops->now(w));
+        worker_unblocked(w, from);
     }
     if (!respond(c, &ask, seq))
         conn_close(w, c, true);

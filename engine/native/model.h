@@ -133,7 +133,8 @@ struct ops {
     void (*pause)(struct worker *w, int64_t ms); /* a handler's time; cut short when closing */
     void (*wake)(struct worker *w);
     int64_t (*now)(struct worker *w);
-    /* A wait is over: w->now is its end. It slept since from; from == w->now: not at all. */
+    /* A sleep, in a wait or elsewhere, is over: w->now is its end. It slept since from;
+     * from == w->now: not at all. */
     void (*woke)(struct worker *w, int64_t from);
 };
 
@@ -214,6 +215,8 @@ void worker_begin(struct worker *w);
 bool worker_top(struct worker *w);    /* false: leave the loop */
 void worker_decide(struct worker *w); /* the one place that decides the wait: into w->next */
 void worker_wait(struct worker *w);
+int64_t worker_blocks(struct worker *w);
+void worker_unblocked(struct worker *w, int64_t from);
 void worker_reap(struct worker *w);
 void worker_drain(struct worker *w);
 void worker_dirty(struct worker *w);

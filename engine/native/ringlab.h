@@ -107,6 +107,7 @@ typedef struct {
     uint64_t held_now;         /* held completions not yet applied */
     uint64_t movable;          /* list members that the worker itself can move */
     uint64_t waiting;          /* 1 while inside the wait */
+    uint64_t blocked;          /* 1 while held up outside it, by a handler or by its lock */
     uint64_t last_mode;        /* enum rl_mode of the newest wait */
     uint64_t last_why;         /* enum rl_why of the newest wait */
     int64_t last_timeout_ns;

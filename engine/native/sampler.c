@@ -196,12 +196,17 @@ static void settle(struct sampled *s, uint64_t from, uint64_t now)
     __atomic_store_n(&s->due, due + passed * s->period, __ATOMIC_RELAXED);
 }
 
+static bool asleep(const struct sampled *s)
+{
+    return sampled_has_ended(s) || __atomic_load_n(s->waiting, __ATOMIC_RELAXED) ||
+           (s->blocked && __atomic_load_n(s->blocked, __ATOMIC_RELAXED));
+}
+
 /* As seen by a reader, who has the lock. */
 static void settle_now(struct sampled *s)
 {
     uint64_t now = clock_ns(CLOCK_MONOTONIC);
-    bool asleep = sampled_has_ended(s) || __atomic_load_n(s->waiting, __ATOMIC_RELAXED);
-    settle(s, asleep ? s->due : now, now);
+    settle(s, asleep(s) ? s->due : now, now);
 }
 
 /* A loop that finds a reader at work comes back in its next iteration, and still knows since when

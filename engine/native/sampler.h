@@ -30,6 +30,7 @@ struct sampled {
     void (*copy)(const void *of, uint64_t *to);
     const void *of;
     const uint64_t *waiting; /* the loop's own gauge: 1 while it is inside its wait */
+    const uint64_t *blocked; /* another: 1 while it sleeps elsewhere; NULL: it never does */
     int32_t thread_id;
     clockid_t cpu_clock;
     int schedstat_fd, status_fd;
@@ -60,8 +61,8 @@ void sampled_detach(struct sampled *s);
 void sampled_copy(const void *counters, uint64_t *to, size_t size);
 void sampled_keep(struct sampled *s, uint64_t from, uint64_t now);
 
-/* On the loop's own thread, as its wait returns at now. It slept since from; from == now: not at
- * all. */
+/* On the loop's own thread, as its wait, or whatever else it slept in, returns at now. It slept
+ * since from; from == now: not at all. */
 static inline void sampled_tick(struct sampled *s, int64_t from, int64_t now)
 {
     if ((uint64_t)now >= __atomic_load_n(&s->due, __ATOMIC_RELAXED))

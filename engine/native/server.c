@@ -130,6 +130,7 @@ static int prepare_worker(rl_server *server, int index, const rl_policy *policy)
     rw->sampled.copy = copy_counters;
     rw->sampled.of = w;
     rw->sampled.waiting = &w->count.waiting;
+    rw->sampled.blocked = &w->count.blocked;
     int result = sampler_add(&server->sampler, index, &rw->sampled, sizeof(rl_sample),
                              server->config.sample_capacity / server->config.workers);
     if (result < 0)

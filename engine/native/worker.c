@@ -185,6 +185,21 @@ void worker_decide(struct worker *w)
     STORE(w->count.last_timeout_ns, next.timeout_ns);
 }
 
+/* The worker is about to be held up outside its wait, from what is returned on. */
+int64_t worker_blocks(struct worker *w)
+{
+    STORE(w->now, w->ops->now(w));
+    STORE(w->count.blocked, 1);
+    return w->now;
+}
+
+void worker_unblocked(struct worker *w, int64_t from)
+{
+    STORE(w->now, w->ops->now(w));
+    w->ops->woke(w, from);
+    STORE(w->count.blocked, 0);
+}
+
 void worker_wait(struct worker *w)
 {
     int64_t slept_from = w->now;

@@ -236,7 +236,11 @@ _MODES = {
 
 
 def wait_of(sample: Any) -> Waiting:
-    """The newest wait; one without a timeout does not hear a stop while it lasts."""
+    """The newest wait; one without a timeout does not hear a stop while it lasts, and a worker
+    that is held up by a handler hears nothing."""
+    if sample["blocked"]:
+        return Waiting("not in a wait: held up by a handler", str(sample["last_why"]),
+                       "does not wait", deaf=True)
     mode = str(sample["last_mode"])
     timeout = "does not wait" if mode in ("submit", "skip") else timeout_text(sample)
     return Waiting(_MODES.get(mode, mode), str(sample["last_why"]), timeout,
@@ -264,7 +268,8 @@ LIVE = LiveCase(
         one="worker", settings="Clients and server", rows="connection",
         no_stall="Is the response larger than what the sockets take (client SO_RCVBUF, server "
                  "SO_SNDBUF)?",
-        deaf="the worker sleeps in a wait without a timeout and does not look at the flag",
+        deaf="the worker sleeps where it does not look at the flag: in a wait without a timeout, "
+             "or until a handler is done",
     ),
     buttons=(
         Button("stall", "Connect anew, ask, and read nothing"),

@@ -104,18 +104,53 @@ def test_a_spinning_loop_takes_its_own() -> None:
         assert (np.diff(samples["t_ns"].astype(np.int64)) > 0).all()
 
 
-def test_a_loop_held_up_is_sampled_by_who_reads() -> None:
-    """It cannot come to it itself; what is read is as of now, not of ticks gone by."""
+def held_up(server: RingServer) -> None:
+    """Returns when the loop is held up outside its wait."""
+    until = time.monotonic() + 10
+    while not server.counters()["blocked"]:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def evenly_held_up(samples: np.ndarray) -> None:
+    """Every tick has its sample, and each says that the loop is not in its wait."""
+    assert len(samples) >= 100
+    assert set(np.diff(samples["t_ns"].astype(np.int64)).tolist()) == {MS}
+    assert samples["c"]["blocked"].all()
+    assert not samples["c"]["waiting"].any()
+    assert len(set(samples["c"]["iterations"].tolist())) == 1
+
+
+def test_a_loop_in_a_sync_handler_has_a_sample_at_every_tick() -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RingServer("tickless", sample_hz=1000))
         client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        client.sendall(b"GET /sync?ms=600&size=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(0.2)
+        client.sendall(b"GET /sync?ms=900&size=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        held_up(server)
         server.samples()
-        time.sleep(0.1)
-        [sample] = server.samples()
-        assert not sample["c"]["waiting"]
-        assert time.monotonic_ns() - int(sample["t_ns"]) < 100 * MS
+        time.sleep(0.2)
+        evenly_held_up(server.samples())
+
+
+def test_a_loop_that_waits_for_a_handlers_lock_has_a_sample_at_every_tick() -> None:
+    """Also when nobody reads until the loop itself goes on: it knows since when it was held up."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RingServer("shipped", sample_hz=1000, so_sndbuf=16_384))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        client.sendall(b"GET /async?size=4000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        while not server.counters()["sending"]:
+            time.sleep(0.001)
+        client.sendall(b"GET /async?ms=1500&size=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.2)  # the second handler has the lock by now: the SEND's completion is held
+        assert client.recv(1 << 20)
+        held_up(server)
+        server.samples()
+        until = time.monotonic() + 10
+        while server.counters()["blocked"]:
+            assert time.monotonic() < until
+            time.sleep(0.3)
+        samples = server.samples()
+        evenly_held_up(samples[samples["c"]["blocked"] == 1])
 
 
 def test_what_nobody_reads_gives_way_to_what_is_newer() -> None:
