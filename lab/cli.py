@@ -74,7 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
         console.complain(error.format_message())
         return ERROR
     except RinglabError as error:
-        console.complain(str(error))
+        console.complain(_with_notes(error))
         return ERROR
     except (KeyboardInterrupt, click.Abort) as error:
         # click makes an Abort of every KeyboardInterrupt; ours says what was kept.
@@ -92,6 +92,11 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     return code if isinstance(code, int) else DONE
+
+
+def _with_notes(error: BaseException) -> str:
+    """What went wrong, and what was noted of it on its way: where the finished part is, say."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -9,17 +9,17 @@ verdicts, the budgets, the run folder, and that an interruption loses nothing th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import MachineError, RinglabError, UsageError, unknown
+from engine.errors import MachineError, UsageError, unknown
 from lab import console, dark, machine
 from lab.measure import Window, merge
 from lab.parameters import Parameters, Value
-from lab.progress import Progress, shown
+from lab.progress import Progress, choose, shown
 from lab.runs import SCHEMA, RunStore
 from lab.verdict import Budget, judge
 
@@ -131,11 +131,11 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a run; ``outcome`` holds the repetitions that were finished (None: none)."""
+    """Ctrl-C during a run; ``outcome`` holds what was finished (None: nothing was)."""
 
-    def __init__(self, outcome: Outcome | None, done: int, total: int) -> None:
+    def __init__(self, outcome: Outcome | None, told: str) -> None:
         kept = f"they are kept in {outcome.path}" if outcome else "nothing was kept"
-        super().__init__(f"interrupted after {done} of {total} repetitions; {kept}")
+        super().__init__(f"interrupted {told}; {kept}")
         self.outcome = outcome
 
 
@@ -145,6 +145,49 @@ class NotStored(MachineError):
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+@dataclass
+class Work:
+    """How far a run has come: ``done`` of ``total``, and what it is at beyond these, in words."""
+
+    total: int
+    what: str
+    done: int = 0
+    at: str = ""
+
+    @property
+    def told(self) -> str:
+        """As the end of a sentence."""
+        return f"after {self.done} of {self.total} {self.what}" + (self.at and f", {self.at}")
+
+
+@contextmanager
+def keeping(work: Work, finish: Callable[[str], Outcome | None]) -> Iterator[None]:
+    """Whatever ends the block before its time: what was finished until then is stored first.
+
+    ``finish`` stores it, with the reason, and returns None where nothing was finished. Ctrl-C
+    becomes Interrupted. An error stays what it is, with a note of where the rest is kept.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        outcome = _finished(finish, f"interrupted by hand {work.told}")
+        raise Interrupted(outcome, work.told) from None
+    except Exception as error:
+        # A fault of this program, too, is no reason to lose what took minutes to measure.
+        kept = _finished(finish, f"ended by an error: {error}")
+        if kept is not None:
+            error.add_note(f"what was finished before is kept in {kept.path}")
+        raise
+
+
+def _finished(finish: Callable[[str], Outcome | None], reason: str) -> Outcome | None:
+    try:
+        return finish(reason)
+    except NotStored as refused:
+        refused.add_note(f"the run was {reason}")
+        raise
 
 
 class Case(Protocol):
@@ -256,7 +299,8 @@ class Experiment:
     ) -> Outcome:
         """Measure, judge and store; returns the outcome, whose ``path`` is the run's folder.
 
-        ``repeat`` goes before the parameter ``repetitions``. ``store`` None is the default store.
+        ``repeat`` goes before the parameter ``repetitions``. ``store`` None is the default store,
+        ``progress`` None the one that fits where this runs (in a notebook, in a terminal, or none).
         Raises Interrupted on Ctrl-C and NotStored when the disk refuses, both with what was
         measured; any other error first stores what was finished.
         """
@@ -264,28 +308,25 @@ class Experiment:
             {**(parameters or {}), **({} if repeat is None else {"repetitions": repeat})}
         )
         settings = self.settings(values, arms, policies, int(values["repetitions"]))
-        done: list[Repetition] = []
-        further: dict[str, Any] = {}
+        work, done = Work(len(settings), "repetitions"), list[Repetition]()
         keep = store or RunStore()
-        try:
-            with (
-                shown(progress or Progress(), len(settings), self.name) as telling,
-                self.context(values) as context,
-                dark.window(),
-            ):
-                for setting in settings:
-                    telling.step(f"{setting.arm.name} under {setting.policy}", 0)
-                    done.append(self.repetition(replace(setting, context=context)))
-                    telling.step(f"{setting.arm.name} under {setting.policy}")
-                further = self.further(values, context)
-        except KeyboardInterrupt:
-            left = f"interrupted by hand after {len(done)} of {len(settings)} repetitions"
-            outcome = self._finish(done, values, keep, left) if done else None
-            raise Interrupted(outcome, len(done), len(settings)) from None
-        except RinglabError as error:
-            if done:
-                self._finish(done, values, keep, f"ended by an error: {error}")
-            raise
+
+        def finish(reason: str | None, further: Mapping[str, Any] | None = None) -> Outcome | None:
+            return self._finish(done, values, keep, reason, further) if done else None
+
+        with (
+            keeping(work, finish),
+            shown(progress or choose(), len(settings), self.name) as telling,
+            self.context(values) as context,
+            dark.window(),
+        ):
+            for setting in settings:
+                telling.step(f"{setting.arm.name} under {setting.policy}", 0)
+                done.append(self.repetition(replace(setting, context=context)))
+                work.done += 1
+                telling.step(f"{setting.arm.name} under {setting.policy}")
+            work.at = "before what belongs to no arm was measured"
+            further = self.further(values, context)
         return self._finish(done, values, keep, None, further)
 
     def table(self, outcome: Outcome) -> str:

@@ -38,6 +38,8 @@ QEMU = "qemu-system-x86_64"
 # Timers of a kernel that has just booted run at the tick, until it trusts its clock.
 SETTLE_S = 3
 RUN_US = 2000
+# MOST of main_waits.c.
+MOST_TIMEOUTS = 16
 TRAILER = "TRAILER!!!"
 # What would make two boots differ: addresses, stacks and seeds drawn by chance, the time of day.
 _SAME = "nokaslr norandmaps randomize_kstack_offset=off random.trust_cpu=off tsc=reliable"
@@ -76,6 +78,7 @@ class Comparison:
 
     kernels: list[KernelFigures]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def absent(self) -> list[dict[str, Any]]:
@@ -85,6 +88,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "left_out": self.left_out,
             "kernels": [{"image": str(one.image), "release": one.release, "rows": one.rows,
                          "absent": one.absent, "kernel_check": one.check,
                          "seconds": one.seconds} for one in self.kernels],
@@ -98,18 +102,20 @@ def compare(
 ) -> Comparison:
     """Measures the images, at the same time where there are CPUs for it: it changes no figure.
 
-    MachineError, in one line, when a program or an image is missing, the guest dies (with its last
-    console lines), or an image takes longer than ``limit_s`` seconds.
+    UsageError for a plan of which a guest can measure nothing. MachineError, in one line, when a
+    program or an image is missing, the guest dies (with its last console lines), or an image takes
+    longer than ``limit_s`` seconds.
     """
+    cases = plan_cases(plan)
     require(images)
     with scratch("ringlab-guest-") as name:
         folder = Path(name)
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(program()))
-        total = len(images) * (len(plan_cases(plan)) + _BOOT_STEPS)
+        total = len(images) * (len(cases) + _BOOT_STEPS)
         with shown(progress or Progress(), total, "kernel") as telling:
             measured = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
-    return Comparison(measured, side_by_side(measured))
+    return Comparison(measured, side_by_side(measured), left_out(plan))
 
 
 def _all_at_once(
@@ -248,9 +254,26 @@ def _padded(part: bytes) -> bytes:
 
 
 def plan_cases(plan: waits.Plan) -> list[Case]:
-    """What a guest measures of a plan: all but what needs a network or a second CPU."""
-    wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us]
-    return [case for case in wanted if case.timeout_ns in plan.timeouts_ns]
+    """What a guest measures of a plan: all but what needs a network or a second CPU.
+
+    UsageError where nothing of it is left, and for more timeouts than the guest's program takes.
+    """
+    if len(plan.timeouts_ns) > MOST_TIMEOUTS:
+        raise UsageError(f"{len(plan.timeouts_ns)} timeouts are too many: give up to "
+                         f"{MOST_TIMEOUTS}")
+    wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us
+              and case.timeout_ns in plan.timeouts_ns]
+    if not any(not plan.ways or case.way in plan.ways for case in wanted):
+        raise waits.nothing_left(left_out(plan))
+    return wanted
+
+
+def left_out(plan: waits.Plan) -> list[dict[str, Any]]:
+    """What a guest measures nothing of, with the reasons, as :meth:`waits.Plan.left_out`."""
+    lacking = [{"way": name, "timeouts_ns": list(plan.timeouts_ns), "flags": list(plan.flags),
+                "whole": True, "reason": "its second thread would share the guest's one CPU"}
+               for name in _TWO_CPUS if not plan.ways or name in plan.ways]
+    return [one for one in plan.left_out() if one["way"] not in _TWO_CPUS] + lacking
 
 
 def command(image: Path, archive: Path, plan: waits.Plan) -> list[str]:

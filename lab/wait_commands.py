@@ -14,7 +14,9 @@ from lab import console
 
 if TYPE_CHECKING:
     from lab.kernel import Comparison
-    from lab.waits import Result
+    from lab.waits import Plan, Result
+
+Left = Sequence[Mapping[str, Any]]
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _ways = click.option("--way", "ways", multiple=True, metavar="WAY",
@@ -68,11 +70,14 @@ def waits(
         result = bench.run(plan, socket=socket, progress=for_command())
     result.absent += lacking
     if as_json:
-        click.echo(console.to_json(as_data(result, told)))
+        click.echo(console.to_json(as_data(result, plan, told)))
     else:
-        _print(result, told)
-    if result.interrupted:
-        raise KeyboardInterrupt(f"interrupted after {result.rounds} of {rounds} rounds")
+        _print(result, plan.left_out(), told)
+    if isinstance(result.cut, KeyboardInterrupt):
+        raise KeyboardInterrupt(f"interrupted {result.told(rounds)}")
+    if result.cut is not None:
+        result.cut.add_note(f"ended {result.told(rounds)}; what was measured is printed")
+        raise result.cut
     return 0
 
 
@@ -83,7 +88,7 @@ def _known(asked: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
     return tuple(dict.fromkeys(asked)) or allowed
 
 
-def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(result: Result, plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     """The document of ``ringlab waits --json``."""
     from lab.waits import kernel_check
 
@@ -91,7 +96,15 @@ def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
         "machine": dict(told), "rows": result.rows, "absent": result.absent,
         "untraced": result.untraced, "warnings": result.warnings,
         "kernel_check": kernel_check(result.rows), "rounds": result.rounds,
+        "left_out": plan.left_out(),
+        "interrupted": None if result.cut is None else _cut(result, plan.rounds),
     }
+
+
+def _cut(result: Result, rounds: int) -> str:
+    how = ("interrupted by hand" if isinstance(result.cut, KeyboardInterrupt)
+           else f"ended by an error ({result.cut})")
+    return f"{how} {result.told(rounds)}"
 
 
 HEADS = ("way", "timeout", "flags", "NAPI us", "us p50", "us p99", "over us", "CPU us", "vol.",
@@ -137,19 +150,28 @@ def count(value: float | None) -> str:
     return console.NOTHING if value is None else f"{value:.3f}"
 
 
-def _print(result: Result, told: Mapping[str, Any]) -> None:
-    from lab.waits import kernel_check
+def _print(result: Result, left_out: Left, told: Mapping[str, Any]) -> None:
+    from lab.waits import kernel_check, quietest
 
     click.echo(rows_table(result.rows))
     _say(kernel_check(result.rows)["text"])
     for one in result.absent:
         _say(f"absent: {one['way']} (flags {one['flags']}): {one['reason']}")
+    if left_out:
+        _say(left_out_line(left_out))
     for reason in result.untraced.values():
         _say(f"not counted: {reason}")
     for line in result.warnings:
         _say(f"warning: {line}")
     _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}; "
-         f"quietest of {result.rounds} rounds")
+         f"{quietest(result.rounds)}")
+
+
+def left_out_line(left_out: Left) -> str:
+    """What was asked for and cannot be measured, with the reasons, in one paragraph."""
+    from lab.waits import left_out_told
+
+    return "left out: " + "; ".join(map(left_out_told, left_out))
 
 
 def _say(line: str) -> None:

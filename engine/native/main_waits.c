@@ -34,11 +34,11 @@ static const char *const TRACES[RL_TRACES] = {
     [RL_TRACE_SWITCHES] = "traced_switches",
 };
 
-/* Whether a comma-separated list has the name; an empty list has every name. */
+/* Whether a comma-separated list has the name; one that was not given has every name. */
 static int listed(const char *list, const char *name)
 {
     size_t length = strlen(name);
-    if (!*list)
+    if (!list)
         return 1;
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         if (!strncmp(at, name, length) && (at[length] == ',' || !at[length]))
@@ -141,7 +141,7 @@ static void read_arguments(struct plan *plan, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct plan plan = {"", "0,1,1000,10000,50000,200000,1000000", "none", 2000, 0};
+    struct plan plan = {NULL, "0,1,1000,10000,50000,200000,1000000", "none", 2000, 0};
     int is_init = getpid() == 1;
     struct utsname name;
     read_arguments(&plan, argc, argv);

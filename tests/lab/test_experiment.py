@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,26 @@ def test_an_error_keeps_what_was_finished(tmp_path: Path) -> None:
     kept = store.latest("nothing")
     assert [row["repetitions"] for row in kept.arms] == [2, 1]
     assert kept.data["interrupted"] == "ended by an error: the client fell over"
+
+
+def test_a_fault_of_our_own_keeps_it_too_and_says_where(tmp_path: Path) -> None:
+    def fails(values: Mapping[str, Any], context: Any) -> dict[str, Any]:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        replace(NOTHING, further=fails).run(arms=["odd"], store=RunStore(tmp_path))
+    kept = RunStore(tmp_path).latest("nothing")
+    assert kept.data["interrupted"] == "ended by an error: a bug"
+    assert str(kept.path) in caught.value.__notes__[0]
+
+
+def test_an_error_and_a_store_that_refuses_are_both_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotStored) as caught:
+        NOTHING.run(arms=["even", "broken"], policies=["shipped"],
+                    store=RunStore(tmp_path / "file" / "runs"))
+    assert caught.value.outcome.arms[0]["arm"] == "even"
+    assert caught.value.__notes__ == ["the run was ended by an error: the client fell over"]
 
 
 def test_a_store_that_refuses_hands_the_result_back(tmp_path: Path) -> None:

@@ -177,6 +177,32 @@ def test_a_failed_build_names_the_package(told: str, package: str) -> None:
     assert package in kernel._build_failure(told)
 
 
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--way", "eventfd_workaround"], "would share the guest's one CPU"),
+    (["--way", waits.CURE, "--timeout", "50us"], "takes no timeout"),
+    (["--way", "timerfd", "--flags", "defer"], "no ring takes part"),
+    ([word for us in range(17) for word in ("--timeout", f"{us}us")], "give up to 16"),
+])
+def test_a_guest_with_nothing_to_measure_is_not_booted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    image = tmp_path / "bzImage"
+    image.write_bytes(BZIMAGE)
+    assert cli.main(["kernel", "--image", os.fspath(image), *arguments]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+def test_an_empty_list_of_ways_is_not_every_way(tmp_path: Path) -> None:
+    program = tmp_path / "init"
+    program.write_bytes(kernel.program())
+    program.chmod(0o755)
+    done = subprocess.run([program, "ways=", "timeouts=0", "run_us=1"], capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[1:] == ["ringlab done"]
+
+
 def test_the_command_tells_a_missing_image_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
