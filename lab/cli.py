@@ -15,6 +15,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DONE, BROKEN, ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+_LONG = 300
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _assigned = click.option("-p", "--parameter", "assigned", multiple=True, metavar="NAME=VALUE",
@@ -86,6 +88,9 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:
+        if error.filename is not None:  # one that nobody on the way knew better words for
+            console.complain(f"cannot use {str(error.filename)[:_LONG]}: {error.strerror}")
+            return ERROR
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
         console.complain(f"cannot write the output: {error.strerror}")
@@ -251,19 +256,20 @@ def _report_all(out: Path | None, as_json: bool) -> int:
     """Every report; one that fails does not keep the others from being made."""
     from lab import experiment as experiments
     from lab.progress import for_command
-    from lab.report import NOTEBOOKS, default_out, make_report
+    from lab.report import NOTEBOOKS, make_report, ready
     from lab.report_index import write_index
 
+    folder = ready(out)  # what would fail every report is told once, and before the first
     made, failed = {}, 0
     for name in experiments.names():
         if not (NOTEBOOKS / f"{name.replace('-', '_')}.ipynb").is_file():
             continue
         try:
-            made[name] = str(make_report(name, {}, out, progress=for_command()).html)
+            made[name] = str(make_report(name, {}, folder, progress=for_command()).html)
         except RinglabError as error:
             console.complain(f"{name}: {error}")
             failed += 1
-    made["index"] = str(write_index(out or default_out()))
+    made["index"] = str(write_index(folder))
     if as_json:
         click.echo(console.to_json(made))
     else:
@@ -284,7 +290,7 @@ def runs(out: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(console.to_json([_run_info(info) for info in infos]))
     elif infos:
-        rows = [(info.name, f"{info.started:%Y-%m-%d %H:%M}", _summary(info)) for info in infos]
+        rows = [(info.name, _when(info.started), _summary(info)) for info in infos]
         click.echo(console.table(rows, ("run", "UTC", "states")))
     else:
         click.echo(f"no runs in {store.root}")
@@ -361,8 +367,12 @@ def _print_outcome(found: Case, outcome: Outcome, as_json: bool) -> None:
 
 def _run_info(info: RunInfo) -> dict[str, Any]:
     return {"name": info.name, "path": str(info.path), "experiment": info.experiment,
-            "started": info.started.isoformat(), "states": dict(info.states),
+            "started": info.started and info.started.isoformat(), "states": dict(info.states),
             "problem": info.problem}
+
+
+def _when(started: datetime | None) -> str:
+    return console.NOTHING if started is None else f"{started:%Y-%m-%d %H:%M}"
 
 
 def _summary(info: RunInfo) -> str:

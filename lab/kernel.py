@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.errors import MachineError, UsageError
+from engine.errors import MachineError, RinglabError, UsageError
 from engine.waits import TRACES, Case, wait_error
 from lab import machine, waits
-from lab.progress import Progress, shown
-from lab.runs import RunStore
+from lab.progress import Progress, choose, shown
+from lab.runs import RunStore, shown_path
 from lab.scratch import scratch
 
 EXPERIMENT = "expired-wait-kernel"
@@ -108,12 +108,11 @@ def compare(
     """
     cases = plan_cases(plan)
     require(images)
-    with scratch("ringlab-guest-") as name:
-        folder = Path(name)
+    with _workplace() as folder:
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(program()))
         total = len(images) * (len(cases) + _BOOT_STEPS)
-        with shown(progress or Progress(), total, "kernel") as telling:
+        with shown(progress or choose(), total, "kernel") as telling:
             measured = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
     return Comparison(measured, side_by_side(measured), left_out(plan))
 
@@ -142,10 +141,10 @@ class _Shared(Progress):
             self._progress.step(done, count)
 
 
-def store(compared: Comparison, limit_s: float, root: Path | None = None) -> Path:
+def store(compared: Comparison, limit_s: float, keep: RunStore | None = None) -> Path:
     """Keeps a comparison as a run of ``expired-wait-kernel``; returns its folder."""
     arms = [{"arm": row["way"], "policy": row["flags"], "windows": {}} for row in compared.rows]
-    return RunStore(root).write({
+    return (keep or RunStore()).write({
         "experiment": EXPERIMENT, "title": "Ways to wait in other kernels, under QEMU with icount",
         "parameters": {"images": [str(one.image.name) for one in compared.kernels],
                        "limit_s": limit_s, "run_us": RUN_US},
@@ -176,17 +175,18 @@ def require(images: Sequence[Path]) -> None:
         raise MachineError(f"{QEMU} is not installed (apt-get install --no-install-recommends "
                            "qemu-system-x86; dnf install qemu-system-x86-core)")
     for image in images:
-        if not image.is_file():
-            raise UsageError(f"there is no kernel image {image}; give a bzImage, such as "
-                             "arch/x86/boot/bzImage of a build or /boot/vmlinuz-VERSION")
+        shown = shown_path(image)
         try:
             with image.open("rb") as file:
                 file.seek(0x202)
                 magic = file.read(4)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise UsageError(f"there is no kernel image {shown}; give a bzImage, such as "
+                             "arch/x86/boot/bzImage of a build or /boot/vmlinuz-VERSION") from None
         except OSError as error:
-            raise MachineError(f"cannot read {image}: {error.strerror}") from None
+            raise MachineError(f"cannot read {shown}: {error.strerror}") from None
         if magic != b"HdrS":
-            raise UsageError(f"{image} is no bzImage (an uncompressed vmlinux will not do)")
+            raise UsageError(f"{shown} is no bzImage (an uncompressed vmlinux will not do)")
 
 
 # ---- the guest's one program -----------------------------------------------------------------
@@ -195,8 +195,22 @@ def require(images: Sequence[Path]) -> None:
 @functools.cache
 def program() -> bytes:
     """The program, built once a process."""
-    with scratch("ringlab-guest-") as folder:
-        return build(Path(folder) / "init").read_bytes()
+    with _workplace() as folder:
+        return build(folder / "init").read_bytes()
+
+
+@contextlib.contextmanager
+def _workplace() -> Iterator[Path]:
+    """A folder for what a guest needs; MachineError, in one line, where the disk refuses."""
+    try:
+        with scratch("ringlab-guest-") as name:
+            yield Path(name)
+    except OSError as error:
+        if isinstance(error, RinglabError):
+            raise
+        raise MachineError("cannot prepare the guest among the temporary files: "
+                           f"{error.strerror}; make room, or set TMPDIR to another folder"
+                           ) from None
 
 
 def build(target: Path) -> Path:
@@ -212,7 +226,10 @@ def build(target: Path) -> Path:
              *(str(NATIVE / name) for name in SOURCES), "-o", str(target),
              *(f"-L{folder}" for folder in build_native.prefix_dirs("lib")),
              *(build_native.pkg_config("--static", "--libs") or ["-luring"]), "-lpthread"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise MachineError(f"the C compiler {compiler[0]} does not run: {error.strerror}") from None
     if done.returncode:
         raise MachineError(_build_failure(done.stderr))
     return target
@@ -325,8 +342,11 @@ def measure(
 
 @contextlib.contextmanager
 def _guest(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT)
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise MachineError(f"{QEMU} does not start: {error.strerror}") from None
     try:
         yield process
     finally:

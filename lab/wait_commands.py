@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import unknown
+from engine.errors import MachineError, unknown
 from lab import console
 
 if TYPE_CHECKING:
@@ -202,18 +202,26 @@ def kernel(
     from lab import kernel as other
     from lab import waits as bench
     from lab.progress import for_command
+    from lab.runs import RunStore
 
     plan = bench.Plan(
         ways=[way(name).name for name in ways], flags=_known(flags, FLAGS) if flags else ("none",),
         timeouts_ns=[bench.parse_timeout(text) for text in timeouts] or bench.TIMEOUTS,
     )
     images = [image] if against is None else [image, against]
+    keep = RunStore()
     compared = other.compare(images, plan, limit_s=limit, progress=for_command())
-    stored = other.store(compared, limit)
+    stored, refused = None, None
+    try:
+        stored = other.store(compared, limit, keep)
+    except MachineError as error:
+        refused = error
     if as_json:
-        click.echo(console.to_json({**compared.to_dict(), "run": str(stored)}))
+        click.echo(console.to_json({**compared.to_dict(), "run": stored and str(stored)}))
     else:
         _print_kernels(compared, stored)
+    if refused is not None:
+        raise refused
     return 0
 
 
@@ -233,6 +241,8 @@ def _print_kernels(compared: Comparison, stored: Path | None) -> None:
                "voluntary switches,\ntimers: hrtimers started, per wait.")
     for lack in compared.absent:
         click.echo(f"absent in {lack['kernel']}: {lack['way']}: {lack['reason']}")
+    if compared.left_out:
+        _say(left_out_line(compared.left_out))
     if stored is not None:
         click.echo(f"\nrun {stored}")
 

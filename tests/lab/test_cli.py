@@ -166,6 +166,30 @@ def test_a_broken_budget_exits_1(
     assert "waits/s over idle" in err
 
 
+@pytest.mark.parametrize("out", ["/proc/nowhere", "/dev/null/x", "/tmp/" + "x" * 300])
+def test_reports_that_cannot_be_written_are_one_line(
+    capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    for what in ("--all", "expired-wait"):
+        err = refused(capsys, "report", what, "--out", out)
+        assert "cannot write the report to" in err
+        assert len(err) < 500
+
+
+def test_a_page_in_front_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab import report
+
+    made = report.Report(tmp_path / "n", tmp_path / "h", None)
+    monkeypatch.setattr(report, "make_report", lambda *_, **__: made)
+    (tmp_path / "index.html").mkdir()
+    for what in ("--all", "expired-wait"):
+        assert "cannot write the report to" in refused(capsys, "report", what, "--out",
+                                                       str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
 def test_a_disk_that_refuses_costs_no_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,8 +207,8 @@ def test_two_builds_of_one_release_are_told_apart(tmp_path: Path) -> None:
         return kernel.KernelFigures(Path("/there", name), "6.12.1", [row], [], 1.0)
 
     pair = [measured("before.bzImage", 5.0, 1.0), measured("after.bzImage", 0.9, 0.0)]
-    kernel.store(kernel.Comparison(pair), 1.0, tmp_path)
     store = RunStore(tmp_path)
+    kernel.store(kernel.Comparison(pair), 1.0, store)
     here = [[cell.text for cell in row] for row in wait_tables.kernels_table(store).rows
             if row[0].text == "here"]
     assert here == [["here", "6.12.1 (before.bzImage)", "before", "5.00", "1.000", "1.000"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -208,6 +209,44 @@ def test_the_command_tells_a_missing_image_in_one_line(
 ) -> None:
     assert cli.main(["kernel", "--image", os.fspath(tmp_path / "absent")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_store_that_refuses_costs_no_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"way": waits.RING_WAIT, "timeout_ns": 0, "flags": "none", "napi_us": 0, "us_p50": 5.0,
+           "voluntary_switches": 1.0, "timer_starts": 1.0}
+    figures = kernel.KernelFigures(Path("k"), "6.1.2", [row], [], 1.0)
+    compared = kernel.Comparison([figures], kernel.side_by_side([figures]))
+    monkeypatch.setattr(kernel, "compare", lambda *_, **__: compared)
+    monkeypatch.setenv("RINGLAB_RUNS", "/proc/nowhere/x")
+    for extra in ([], ["--json"]):
+        assert cli.main(["kernel", "--image", "k", *extra]) == cli.ERROR
+        out, err = capsys.readouterr()
+        assert "6.1.2" in out
+        assert waits.RING_WAIT in out
+        assert err.startswith("ringlab: cannot store the run in /proc/nowhere/x")
+        assert err.count("\n") == 1
+
+
+def test_an_image_with_a_name_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["kernel", "--image", "/tmp/" + "x" * 5000]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert "File name too long" in err
+    assert len(err) < 300
+
+
+def test_without_a_compiler_the_command_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = emulator(tmp_path, monkeypatch, "exit 0")
+    monkeypatch.setenv("CC", "compiler-of-nowhere")
+    monkeypatch.delitem(sys.modules, "engine.build_native", raising=False)
+    kernel.program.cache_clear()
+    assert cli.main(["kernel", "--image", os.fspath(image)]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert err.startswith("ringlab: no C compiler (apt: gcc")
+    assert err.count("\n") == 1
 
 
 def test_two_kernels_stand_row_by_row_with_their_ratio() -> None:
