@@ -1,7 +1,8 @@
 """The command line: a thin face over lab. Every command imports what it needs when it is run.
 
-Exit codes: 0 done (the verdicts as expected, or no budget asked), 1 a budget broken, 2 a usage or
-environment error, told in one line on stderr, 130 interrupted by Ctrl-C.
+Exit codes: 0 done (the verdicts as expected, or no check asked), 1 a check failed (a budget broken,
+or a state not reached or undecided), 2 a usage or environment error, told in one line on stderr,
+130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ def list_(experiment: str | None, as_json: bool) -> None:
               help="Rounds; each does all arms once.")
 @click.option("--check", is_flag=True,
               help="Exit 1 if a policy with a budget breaks it, or does not deliver, stop or time "
-                   "out as it should.")
+                   "out as it should; and if an arm did not come to its state, or its state stayed "
+                   "undecided.")
 @click.option("--no-progress", is_flag=True, help="Show no progress on stderr.")
 @_out
 @_json
@@ -209,7 +211,9 @@ def run(
         return DONE
     for line in outcome.broken:
         console.complain(f"budget broken: {line}")
-    return BROKEN if outcome.broken else DONE
+    for line in outcome.not_shown:
+        console.complain(f"not shown: {line}")
+    return BROKEN if outcome.broken or outcome.not_shown else DONE
 
 
 @cli.command()
@@ -359,6 +363,8 @@ def _print_outcome(found: Case, outcome: Outcome, as_json: bool) -> None:
         click.echo(text.rstrip("\n"))
         return
     click.echo(found.table(outcome))
+    for line in outcome.not_shown:
+        click.echo("\n" + textwrap.fill(f"{console.NOT_SHOWN} {line}", 100))
     for line in outcome.remarks:
         click.echo("\n" + textwrap.fill(line, 100))
     if outcome.path:

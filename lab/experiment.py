@@ -21,7 +21,7 @@ from lab.measure import Window, merge
 from lab.parameters import Parameters, Value
 from lab.progress import Progress, choose, shown
 from lab.runs import SCHEMA, RunStore
-from lab.verdict import Budget, judge
+from lab.verdict import Budget, Verdict, judge
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.decisions import ResolvedPolicy
 
 IDLE = "idle"
+_NO_SEND = "no SEND was in flight, so this arm did not show what it is for"
 
 # Where the experiments live. Imported when asked for: a listing must not load the engine.
 _HOMES = {
@@ -128,6 +129,19 @@ class Outcome:
             for row in self.arms
             for line in row["broken"]
         ]
+
+
+    @property
+    def not_shown(self) -> list[str]:
+        """One line for each arm that did not come to its state, or whose state stayed undecided.
+
+        Also what a case without arms to judge could not decide.
+        """
+        return [
+            f"{row['arm']} under {row['policy']}: {line}"
+            for row in self.arms
+            for line in row.get("not_shown", ())
+        ] + list(self.data.get("not_shown", ()))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -332,7 +346,8 @@ class Experiment:
     def table(self, outcome: Outcome) -> str:
         """The arms for a terminal, with what its abbreviations mean."""
         return (f"{console.arms_table(outcome.arms)}\nw/s: waits per second. Complete: every byte, "
-                "in order (ORDER: all there, but not).")
+                "in order (ORDER: all there, but not)."
+                + ("\n! in front of a state: see below." if outcome.not_shown else ""))
 
     def _policies(self, arm: Arm, asked: Sequence[Any]) -> list[tuple[str, Any]]:
         """Name and, for one of the caller's own, the policy itself."""
@@ -409,7 +424,7 @@ class Experiment:
         evidence = self.evidence(group)
         remarks = [verdict.reason, *evidence.get("remarks", ())]
         if in_flight is False:
-            remarks.append("no SEND was in flight, so this arm did not show what it is for")
+            remarks.append(_NO_SEND)
         return {
             "arm": arm.name,
             "policy": policy,
@@ -424,6 +439,7 @@ class Experiment:
             "budget": budget.to_dict() if budget else None,
             "within_budget": not over if budget else None,
             "broken": _broken(over, delivered, promises) if budget else [],
+            "not_shown": _not_shown(verdict, in_flight, evidence.get("troubles", ())),
             "repetitions": len(group),
             "each": [_brief(one) for one in group],
             **evidence,
@@ -465,6 +481,18 @@ def _delivered(group: Sequence[Repetition]) -> dict[str, Any]:
         "in_order": all(one.delivered["in_order"] for one in group),
         "fault": faults[0] if faults else None,
     }
+
+
+def _not_shown(
+    verdict: Verdict, in_flight: bool | None, troubles: Iterable[str]
+) -> list[str]:
+    """Why these figures are not those of the state that the arm is for; empty if they are."""
+    lines = list(dict.fromkeys(troubles))
+    if in_flight is False:
+        lines.append(_NO_SEND)
+    if verdict.state == "undecided":
+        lines.append(f"undecided: {verdict.reason}")
+    return lines
 
 
 def _broken(

@@ -128,12 +128,24 @@ class WaitCosts:
             "left_out": plan.left_out(),
             "untraced": result.untraced, "warnings": result.warnings, "rounds": result.rounds,
             **conclusions, "conclusions": list(conclusions),
+            "not_shown": not_shown(result.rows, further.spins),
         }
         try:
             path = store.write(data)
         except MachineError as error:
             raise NotStored(str(error), Outcome({**data, "run": None}, None, None)) from error
         return Outcome({**data, "run": path.name}, None, path)
+
+
+def not_shown(
+    rows: Sequence[Mapping[str, Any]], spins: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What was measured and yet does not decide what it was to: one line each."""
+    check = waits.kernel_check(rows)
+    asked = all(waits.find(rows, name, 0) for name in (waits.RING_WAIT, waits.CURE))
+    lines = [check["text"]] if asked and check["has_check"] is None else []
+    return lines + [f"the spin of dirty-list under {one['policy']} made {bound_kept(one)}"
+                    for one in spins if one["exceeds_bound"]]
 
 
 def arms_of(result: waits.Result) -> list[dict[str, Any]]:

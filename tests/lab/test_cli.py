@@ -190,6 +190,33 @@ def test_a_page_in_front_that_cannot_be_written_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
+def test_an_arm_that_did_not_come_to_its_state_fails_the_check_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The socket takes the whole response, so there is no SEND to wait for."""
+    args = ["run", "dirty-list", "--arm", "sync", *FAST, "--out", str(tmp_path),
+            "-p", "response_size=1000"]
+    for policy in ("shipped", "tickless"):
+        assert cli.main([*args, "--policy", policy]) == 0, "no check was asked for"
+        out = capsys.readouterr().out
+        assert f"! sync under {policy}: no SEND was in flight" in out.replace("\n", " ")
+        assert "sync  " in out
+        assert cli.main([*args, "--policy", policy, "--check"]) == cli.BROKEN
+        err = capsys.readouterr().err
+        assert f"ringlab: not shown: sync under {policy}: no SEND was in flight" in err
+
+
+def test_a_state_that_stays_undecided_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the loop's idle wake-ups, every 300 ms here, the window holds too few."""
+    assert cli.main(["run", "dirty-list", "--arm", "sync", "--policy", "timed-wait", *FAST,
+                     "-p", "wait_cap_ms=300", "--out", str(tmp_path), "--check"]) == cli.BROKEN
+    out, err = capsys.readouterr()
+    assert "! undecided" in out
+    assert "ringlab: not shown: sync under timed-wait: undecided: " in err
+
+
 def test_a_disk_that_refuses_costs_no_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

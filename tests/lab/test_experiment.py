@@ -93,6 +93,23 @@ def test_quiet_without_every_byte_breaks_the_promise(tmp_path: Path) -> None:
     assert outcome.broken == ["odd under fixed: one is missing"]
 
 
+def test_what_was_not_shown_is_told_for_every_policy(tmp_path: Path) -> None:
+    """Also where there is no budget, as under ``shipped``."""
+    def troubled(group: Sequence[Repetition]) -> dict[str, Any]:
+        odd = group[0].setting.arm.name == "odd"
+        return {"troubles": ["not reached within 3 s: it waits"] * 2 if odd else []}
+
+    outcome = replace(NOTHING, evidence=troubled).run(
+        arms=["even", "odd"], store=RunStore(tmp_path))
+    assert outcome.not_shown == ["odd under fixed: not reached within 3 s: it waits"]
+    short = replace(
+        NOTHING, evidence=lambda group: {}, repetition=lambda setting: replace(
+            measure_nothing(setting), windows={"idle": window("idle", QUIET, 0.1),
+                                               "stall": window("stall", QUIET, 0.1)}))
+    (line,) = short.run(arms=["even"], policies=["shipped"], store=RunStore(tmp_path)).not_shown
+    assert line.startswith("even under shipped: undecided: ")
+
+
 def test_an_error_keeps_what_was_finished(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     with pytest.raises(ClientError, match="fell over"):

@@ -83,6 +83,23 @@ def test_a_spin_over_its_bound_stands_out() -> None:
     assert "EXCEEDS" not in expired_wait.bound_kept(row | {"of_bound": 0.9, "exceeds_bound": False})
 
 
+def test_what_the_waits_do_not_decide_fails_the_check(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "expired-wait", *(word for way in WAYS[:2] for word in ("--arm", way)),
+                 "--policy", "none", "--repeat", "1", "-p", "timeouts=0", "-p", "napi=0", "-p",
+                 "run_ms=1", "--out", str(tmp_path), "--check"]
+    unsure = {"has_check": None, "sleeps": None, "ratio_to_get_events": 4.0, "text": "Who knows."}
+    monkeypatch.setattr(waits, "kernel_check", lambda rows: unsure)
+    assert cli.main(arguments) == cli.BROKEN
+    assert "ringlab: not shown: Who knows." in capsys.readouterr().err
+    monkeypatch.setattr(waits, "kernel_check", lambda rows: unsure | {"has_check": False})
+    assert cli.main(arguments) == 0
+    over = dict(run.data["spin"]["rows"][0]) | {"of_bound": 1.5, "exceeds_bound": True}
+    (line,) = expired_wait.not_shown([], [over])
+    assert "EXCEEDS" in line
+
+
 @pytest.mark.parametrize(("cut", "raised", "told"), [
     (KeyboardInterrupt(), Interrupted, "interrupted by hand after 1 of 1 rounds, at the spin of"),
     (EngineError(5, "it fell over"), EngineError, "ended by an error: it fell over"),
