@@ -249,7 +249,8 @@ class Experiment:
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
     ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
-    entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``.
+    entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``, and
+    with lines under ``not_shown`` where an arm did not come to what it is for.
 
     ``context`` opens what all repetitions share (an origin, say), ``further`` measures, last, what
     belongs to no arm: entries as those of ``conclude``. ``policies`` makes a policy of what was
@@ -385,6 +386,8 @@ class Experiment:
         }
         concluded = {**self.conclude(rows), **(further or {})}
         data |= {**concluded, "conclusions": list(concluded)}
+        data["not_shown"] = [line for each in concluded.values() if each
+                             for line in each.get("not_shown", ())]
         samples = _joined(done)
         try:
             path = store.write(data, samples)

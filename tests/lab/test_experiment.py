@@ -102,6 +102,9 @@ def test_what_was_not_shown_is_told_for_every_policy(tmp_path: Path) -> None:
     outcome = replace(NOTHING, evidence=troubled).run(
         arms=["even", "odd"], store=RunStore(tmp_path))
     assert outcome.not_shown == ["odd under fixed: not reached within 3 s: it waits"]
+    concluded = replace(NOTHING, conclude=lambda rows: {"a": {"text": "t", "not_shown": ["why"]},
+                                                        "b": None})
+    assert concluded.run(arms=["even"], store=RunStore(tmp_path)).not_shown == ["why"]
     short = replace(
         NOTHING, evidence=lambda group: {}, repetition=lambda setting: replace(
             measure_nothing(setting), windows={"idle": window("idle", QUIET, 0.1),
