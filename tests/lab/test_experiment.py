@@ -12,11 +12,12 @@ import pytest
 
 from engine.errors import UsageError
 from lab import experiment as experiments
+from lab import splice_findings
 from lab.clients import ClientError
 from lab.experiment import Arm, Experiment, NotStored, Repetition, Setting
 from lab.measure import Window
 from lab.parameters import Parameter, Parameters
-from lab.progress import LineProgress, Progress, shown
+from lab.progress import LineProgress, NotebookProgress, Progress, shown
 from lab.runs import RunStore, read_run
 from lab.verdict import Budget
 
@@ -180,6 +181,84 @@ def test_progress_in_a_log_is_seldom_and_ends(
     assert out == ""
     assert err.splitlines()[0] == "work: 2 of 10, 40 s left (part 1)"
     assert len(err.splitlines()) == 5
+
+
+class Noted(NotebookProgress):
+    """Keeps what a cell would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def _show(self, line: str) -> None:
+        self.lines.append(line)
+        self._handle = self
+
+
+class Logged(LineProgress):
+    """Keeps what a log would hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def _show(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize(("kind", "least"), [(Noted, 4), (Logged, 3)])
+def test_what_is_measured_is_said_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Noted] | type[Logged], least: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lab.progress.time.monotonic", lambda: now[0])
+    heard = kind()
+    with shown(heard, 2, "work") as progress:
+        progress.step("the first", 0)
+        assert heard.lines == ["work: 0 of 2 (the first)"]
+        now[0] += 30.0
+        progress.step("the first")
+        progress.step("the second", 0)
+        assert heard.lines[1] == "work: 1 of 2, 30 s left (the first)"
+        if kind is Noted:
+            assert heard.lines[2] == "work: 1 of 2, 30 s left (the second)"
+        now[0] += 30.0
+        progress.step("the second")
+    assert len(heard.lines) >= least
+
+
+def test_many_quick_steps_are_not_each_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lab.progress.time.monotonic", lambda: now[0])
+    for heard, most in ((Noted(), 5), (Logged(), 1)):
+        with shown(heard, 100, "work") as progress:
+            for number in range(100):
+                progress.step(f"{number}", 0)
+                now[0] += 0.015
+                progress.step(f"{number}")
+        assert len(heard.lines) <= most
+
+
+def test_without_one_a_run_takes_the_progress_that_fits_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = Logged()
+    monkeypatch.setattr(experiments, "choose", lambda: heard)
+    NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
+    assert heard.lines == ["nothing: 0 of 2 (odd under fixed)"]
+    monkeypatch.undo()
+    NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
+    assert capsys.readouterr() == ("", ""), "nobody looks at what is piped"
+
+
+def test_a_fix_that_did_not_come_to_its_state_is_not_shown() -> None:
+    row = {"arm": "d", "policy": "after", "reached": False, "in_state": False}
+    found = splice_findings.reached([row])
+    assert found is not None
+    assert [line.partition(":")[0] for line in found["not_shown"]] == ["d under after"]
+    there = splice_findings.reached([row | {"reached": True, "in_state": True}])
+    assert there is not None
+    assert there["not_shown"] == []
 
 
 def test_silence_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_an_error_in_a_later_round_keeps_those_before(
     monkeypatch.setattr(waits, "measure", falls_over)
     assert cli.main(["run", "expired-wait", "--arm", "ppoll", "--policy", "none", "-p",
                      "timeouts=0", "-p", "napi=0", "-p", "run_ms=1", "--repeat", "3", "--out",
-                     str(tmp_path)]) == cli.ERROR
+                     str(tmp_path), "--no-progress"]) == cli.ERROR
     err = capsys.readouterr().err
     kept = RunStore(tmp_path).latest("expired-wait")
     assert kept.data["rounds"] == 1
