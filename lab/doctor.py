@@ -80,21 +80,17 @@ def _cpus() -> list[Row]:
 
 
 def _engine() -> list[Row]:
-    from engine.binding import native, text
-    from engine.startup import ring_error
-    from engine.views import ring_info
+    from engine import facts
 
     try:
-        ffi, lib = native()
+        rows = [Row("engine", OK, f"built, liburing {facts.liburing()}")]
     except RinglabError as error:
         return [Row("engine", FAIL, str(error), "make setup")]
-    rows = [Row("engine", OK, f"built, liburing {text(lib.rl_liburing_version())}")]
-    ring = ffi.new("rl_ring_info *")
-    result = lib.rl_probe(ring)
-    if result < 0:
-        found, _, remedy = str(ring_error(-result)).partition("; ")
+    try:
+        features = facts.probe().features
+    except RinglabError as error:
+        found, _, remedy = str(error).partition("; ")
         return [*rows, Row("io_uring", FAIL, found, remedy)]
-    features = ring_info(ring).features
     newest = f", newest {features[-1]}" if features else ""
     return [*rows, Row("io_uring", OK, f"allowed, {len(features)} features{newest}")]
 

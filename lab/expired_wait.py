@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine import facts
 from engine.errors import MachineError, UsageError, unknown
 from engine.waits import FLAGS, Case, WayAbsent, measure, ping, ways
 from lab import machine, napi, wait_commands, waits
@@ -123,7 +124,8 @@ class WaitCosts:
         conclusions = {"kernel_check": waits.kernel_check(result.rows), **further.conclusions()}
         data: dict[str, Any] = {
             "schema": SCHEMA, "experiment": self.name, "title": self.title, "source": self.source,
-            "parameters": dict(values), "machine": machine.describe(), "interrupted": cut,
+            "parameters": dict(values), "machine": machine.describe(facts.of_kernel()),
+            "interrupted": cut,
             "arms": arms_of(result), "rows": result.rows, "absent": result.absent,
             "left_out": plan.left_out(),
             "untraced": result.untraced, "warnings": result.warnings, "rounds": result.rounds,

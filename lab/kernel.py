@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import MachineError, RinglabError, UsageError
+from engine.views import FEATURES, bit_names
 from engine.waits import TRACES, Case, wait_error
 from lab import machine, waits
 from lab.progress import Progress, choose, shown
@@ -50,6 +51,7 @@ _ROW, _ABSENT, _KERNEL = "ringlab row ", "ringlab absent ", "ringlab kernel "
 _DONE, _FAILED = "ringlab done", "ringlab failed"
 _LAST_LINES = 6
 _LOOK_S = 0.2
+_VERSION_S = 10
 # Booting takes about as long as measuring so many rows.
 _BOOT_STEPS = 60
 # Ways whose second thread would share the machine's one CPU: their figures mean nothing there.
@@ -65,6 +67,8 @@ class KernelFigures:
     rows: list[dict[str, Any]]
     absent: list[dict[str, Any]]
     seconds: float
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """liburing of the guest's program, and the features of the guest's rings."""
 
     @property
     def check(self) -> dict[str, Any]:
@@ -91,7 +95,8 @@ class Comparison:
             "left_out": self.left_out,
             "kernels": [{"image": str(one.image), "release": one.release, "rows": one.rows,
                          "absent": one.absent, "kernel_check": one.check,
-                         "seconds": one.seconds} for one in self.kernels],
+                         "seconds": one.seconds, "engine": dict(one.engine)}
+                        for one in self.kernels],
             "rows": self.rows,
         }
 
@@ -148,9 +153,22 @@ def store(compared: Comparison, limit_s: float, keep: RunStore | None = None) ->
         "experiment": EXPERIMENT, "title": "Ways to wait in other kernels, under QEMU with icount",
         "parameters": {"images": [str(one.image.name) for one in compared.kernels],
                        "limit_s": limit_s, "run_us": RUN_US},
-        "machine": machine.describe(), "arms": [dict(arm) for arm in arms],
+        # What rings can do is each guest's own; the one program is the same.
+        "machine": machine.describe({"qemu": qemu_version(),
+                                     "liburing": compared.kernels[0].engine.get("liburing")}),
+        "arms": [dict(arm) for arm in arms],
         **compared.to_dict(),
     })
+
+
+def qemu_version() -> str | None:
+    """What QEMU says of itself; None where it says nothing."""
+    try:
+        done = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=False,
+                              stdin=subprocess.DEVNULL, timeout=_VERSION_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.splitlines()), None)
 
 
 def side_by_side(kernels: Sequence[KernelFigures]) -> list[dict[str, Any]]:
@@ -324,8 +342,8 @@ def measure(
         if line.startswith(_KERNEL):
             progress.step(f"{image.name}: letting it settle", _BOOT_STEPS)
         elif line.startswith((_ROW, _ABSENT)):
-            told = json.loads(line.partition("{")[1] + line.partition("{")[2])
-            progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
+            row = json.loads(line.partition("{")[1] + line.partition("{")[2])
+            progress.step(f"{image.name}: {row['way']}, {waits.label(row['timeout_ns'])}")
         return line in (_DONE, _FAILED)
 
     with _guest(command(image, archive, plan)) as process:
@@ -333,11 +351,18 @@ def measure(
     seconds = time.monotonic() - begun
     if _DONE not in lines:
         raise MachineError(_death(image, lines, ended, limit_s))
-    release = next((json.loads(line[len(_KERNEL):])["release"] for line in lines
-                    if line.startswith(_KERNEL)), "?")
+    told: dict[str, Any] = next(
+        (json.loads(line[len(_KERNEL):]) for line in lines if line.startswith(_KERNEL)), {})
     rows = [json.loads(line[len(_ROW):]) for line in lines if line.startswith(_ROW)]
     absent = [json.loads(line[len(_ABSENT):]) for line in lines if line.startswith(_ABSENT)]
-    return KernelFigures(image, release, _rows(rows), _absent(absent), seconds)
+    return KernelFigures(image, told.get("release", "?"), _rows(rows), _absent(absent), seconds,
+                         _engine(told))
+
+
+def _engine(told: Mapping[str, Any]) -> dict[str, Any]:
+    bits = told.get("features")
+    features = None if bits is None else bit_names(int(bits), FEATURES)
+    return {"liburing": told.get("liburing"), "features": features}
 
 
 @contextlib.contextmanager

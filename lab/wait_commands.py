@@ -53,6 +53,7 @@ def waits(
 
     Times are of one wait, in its quietest round; the ratio is to epoll_wait with timeout 0.
     """
+    from engine import facts
     from engine.waits import FLAGS
     from lab import machine
     from lab import waits as bench
@@ -65,7 +66,7 @@ def waits(
         napi_us=(0, *napi), rounds=rounds, run_s=run_ms / 1e3, trace=not no_trace,
     )
     plan.cases()  # an unknown way is told before anything is measured
-    told = machine.describe()
+    told = machine.describe(facts.of_kernel())
     with connection(plan.napi_us) as (socket, lacking):
         result = bench.run(plan, socket=socket, progress=for_command())
     result.absent += lacking
@@ -163,7 +164,8 @@ def _print(result: Result, left_out: Left, told: Mapping[str, Any]) -> None:
         _say(f"not counted: {reason}")
     for line in result.warnings:
         _say(f"warning: {line}")
-    _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}; "
+    _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}, "
+         f"liburing {told['engine']['liburing']}; "
          f"{quietest(result.rounds)}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine import facts
 from engine.errors import EngineError, MachineError, UsageError
 from engine.waits import Case, measure
 from lab import cli, experiment, expired_wait, kernel, reference, wait_tables, waits
@@ -43,6 +44,12 @@ def test_the_run_holds_rows_arms_and_conclusions(run: Run) -> None:
     assert {"0", "200 us"} <= set(ring["windows"])
     assert run.data["kernel_check"]["text"]
     assert run.data["interrupted"] is None
+
+
+def test_the_run_says_what_the_engine_stands_on(run: Run) -> None:
+    engine = run.machine["engine"]
+    assert engine["liburing"] == facts.liburing()
+    assert tuple(engine["features"]) == facts.probe().features
 
 
 def test_two_runs_can_be_compared(run: Run) -> None:

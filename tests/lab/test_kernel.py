@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import facts
 from engine.errors import MachineError, UsageError
 from lab import cli, kernel, waits
 from lab.progress import Progress
@@ -80,6 +82,8 @@ def test_figures_of_one_kernel_repeat_to_the_digit(image: Path) -> None:
     assert zero["ratio_to_epoll_wait_0"] > 5
     assert zero["timer_starts"] == pytest.approx(1.0, abs=0.05)
     assert "cloud" in first.release
+    assert first.engine["liburing"] == facts.liburing()
+    assert "EXT_ARG" in first.engine["features"]
 
 
 @pytest.mark.slow
@@ -149,6 +153,8 @@ def test_the_guest_s_program_runs_here_too(tmp_path: Path) -> None:
         pytest.skip("io_uring is refused here")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "ringlab done"
+    told = json.loads(done.stdout.splitlines()[0].removeprefix("ringlab kernel "))
+    assert kernel._engine(told) == facts.of_kernel()
     assert '"way": "epoll_wait"' in done.stdout
 
 

@@ -230,6 +230,8 @@ def test_the_command_prints_json_as_told(
     told = json.loads(capsys.readouterr().out)
     assert {"machine", "rows"} <= set(told)
     assert told["machine"]["kernel"]
+    assert told["machine"]["engine"]["liburing"]
+    assert told["machine"]["engine"]["features"]
     assert {row["way"] for row in told["rows"]} == set(FEW)
     assert told["kernel_check"]["text"]
 
