@@ -111,30 +111,48 @@ def _cut(result: Result, rounds: int) -> str:
 HEADS = ("way", "timeout", "flags", "NAPI us", "us p50", "us p99", "over us", "CPU us", "vol.",
          "invol.", "timers", "timer irqs", "x epoll 0")
 SIDES = "lllrrrrrrrrrr"
+# What a way costs that has a thread of its own to end the wait before its deadline.
+HELPER_HEADS = ("helper us", "timed out")
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows of a result as a terminal shows them, grouped by way."""
+    """The rows of a result as a terminal shows them, grouped by way.
+
+    With the cells of HELPER_HEADS at the end where any of the ways has a helper.
+    """
     from lab.waits import label
 
     order = list(dict.fromkeys(row["way"] for row in rows))
+    helped = has_helper(rows)
     found = []
     for row in sorted(rows, key=lambda row: (order.index(row["way"]), row["napi_us"])):
+        more = (figure(row["helper_cpu_us"] or None), f"{row['timed_out']:.1%}") if helped else ()
         found.append((
             row["way"], label(row["timeout_ns"]), row["flags"], str(row["napi_us"] or "-"),
             *(figure(row[name]) for name in ("us_p50", "us_p99", "overrun_us_p50", "cpu_us")),
             *(count(row[name]) for name in ("voluntary_switches", "involuntary_switches",
                                             "timer_starts", "timer_interrupts")),
-            figure(row["ratio_to_epoll_wait_0"]),
+            figure(row["ratio_to_epoll_wait_0"]), *more,
         ))
     return found
 
 
+def has_helper(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any of the ways has a thread beside the one that waits."""
+    return any(row["helper_cpu_us"] for row in rows)
+
+
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table for a terminal, with what its abbreviations mean."""
-    return (f"{console.table(table_rows(rows), HEADS, SIDES)}\nPer wait. over: past the deadline; "
-            "vol., invol.: context switches; timers: hrtimers started;\ntimer irqs: timer "
-            "interrupts; x epoll 0: times an epoll_wait with timeout 0.")
+    helped = has_helper(rows)
+    heads, sides = (HEADS + HELPER_HEADS, SIDES + "rr") if helped else (HEADS, SIDES)
+    words = ("Per wait. over: past the deadline; vol., invol.: context switches; timers: hrtimers "
+             "started;\ntimer irqs: timer interrupts; x epoll 0: times an epoll_wait with timeout "
+             "0.")
+    if helped:
+        words += ("\nhelper us: CPU of the thread that ends the wait before its deadline, beside "
+                  "CPU us; timed out:\nwaits that it did not end, and whose timeout did.")
+    return f"{console.table(table_rows(rows), heads, sides)}\n{words}"
 
 
 def figure(value: float | None) -> str:

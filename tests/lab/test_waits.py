@@ -14,7 +14,7 @@ import pytest
 
 from engine.errors import EngineError, MachineError, UsageError
 from engine.waits import TRACES, Case, measure
-from lab import cli, waits
+from lab import cli, wait_commands, waits
 from lab.waits import CHEAP, CURE, DEAR, RING_WAIT, Plan, Result
 
 FEW = [RING_WAIT, CURE, "epoll_wait", "io_uring_peek_cqe"]
@@ -246,6 +246,22 @@ def test_the_command_prints_a_table_and_what_it_means(
     assert "x epoll 0" in out
     assert "not counted: timer:hrtimer_start was not asked for" in out
     assert "This kernel" in out or "These figures" in out
+
+
+def test_the_table_tells_what_a_helper_costs(
+    result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["waits", "--rounds", "1", "--run-ms", "20", "--timeout", "200us", "--flags",
+                     "none", "--way", "eventfd_workaround", "--no-trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-4:] == ["helper", "us", "timed", "out"]
+    helped = next(line.split() for line in lines if line.startswith("eventfd_workaround"))
+    assert float(helped[-2]) > 0
+    assert helped[-1].endswith("%")
+    base = next(line.split() for line in lines if line.startswith("epoll_wait"))
+    assert base[-2:] == ["-", "100.0%"]
+    plain = wait_commands.rows_table(result.rows)
+    assert "helper" not in plain, "no way of these has one"
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
