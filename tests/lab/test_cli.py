@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import RingServer
-from lab import cli, console
+from engine import RingServer, waits
+from lab import cli, console, doctor
 from lab.clients import Client
 from lab.runs import RUN_FILE, SCHEMA
 
@@ -122,6 +123,43 @@ def test_doctor_gives_rows_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert {row["state"] for row in found["rows"]} <= {"ok", "warn", "fail"}
     assert all(row["remedy"] for row in found["rows"] if row["state"] != "ok")
+
+
+@pytest.mark.parametrize("root", ["/proc/nowhere", "/proc", "/dev/null/x", "/tmp/" + "x" * 300,
+                                  "~nosuchuser/x"])
+def test_doctor_tells_of_a_store_that_takes_no_run(
+    monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    monkeypatch.setenv("RINGLAB_RUNS", root)
+    (row,) = [row for row in doctor.examine() if row.what == "runs"]
+    assert row.state == doctor.FAIL
+    assert "RINGLAB_RUNS" in row.remedy
+
+
+def test_doctor_leaves_nothing_in_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RINGLAB_RUNS", str(tmp_path / "not" / "yet"))
+    (row,) = [row for row in doctor.examine() if row.what == "runs"]
+    assert row.state in (doctor.OK, doctor.WARN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_and_the_wait_bench_agree_on_what_can_be_traced(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> list[doctor.Row]:
+        return [row for row in doctor.examine() if row.what == "tracepoints"]
+
+    reasons = waits.traceable()
+    told = " ".join(row.found for row in rows() if row.state == doctor.OK)
+    assert {event for event in waits.EVENTS.values() if event in told} == {
+        event for name, event in waits.EVENTS.items() if name not in reasons}
+    refused = waits.untraced("timer_starts", 3, errno.EACCES)
+    monkeypatch.setattr(waits, "traceable", lambda: {"timer_starts": refused})
+    (warned,) = [row for row in rows() if row.state == doctor.WARN]
+    assert "timer:hrtimer_start: perf_event_open is refused" in warned.found
+    assert "kernel.perf_event_paranoid=-1" in warned.remedy
 
 
 def test_a_run_is_printed_kept_and_compared(
