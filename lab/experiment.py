@@ -137,11 +137,16 @@ class Outcome:
 
         Also what a case without arms to judge could not decide.
         """
-        return [
-            f"{row['arm']} under {row['policy']}: {line}"
-            for row in self.arms
-            for line in row.get("not_shown", ())
-        ] + list(self.data.get("not_shown", ()))
+        return not_shown(self.data)
+
+
+def not_shown(data: Mapping[str, Any]) -> list[str]:
+    """The same of a run's data."""
+    return [
+        f"{row['arm']} under {row['policy']}: {line}"
+        for row in data["arms"]
+        for line in row.get("not_shown", ())
+    ] + list(data.get("not_shown", ()))
 
 
 class Interrupted(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.errors import RinglabError
 from lab import experiment, palette
+from lab.experiment import not_shown
 from lab.report import refusals, run_of
 from lab.runs import Run, read_run
 from lab.tables import machine_line
@@ -151,6 +152,7 @@ def told(run: Run) -> list[str]:
     lines = []
     if run.data.get("interrupted"):
         lines.append(f"Not whole: {run.data['interrupted']}.")
+    lines += [f"Not shown: {line}." for line in not_shown(run.data)]
     for name in wanted:
         found: Mapping[str, Any] = run.data.get(name) or {}
         text = str(found.get("answer") or found.get("text") or "")

@@ -234,7 +234,7 @@ class RunStore:
     def _refusal(self, error: OSError, needed: int) -> str:
         return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; it needs "
                 f"{_size(needed)}{_free(self.root)}; make room or set {ROOT_VARIABLE} to another "
-                f"folder (nothing was written, the result is still in memory)")
+                "folder (nothing was written)")
 
 
 RunInfos = list[RunInfo]
