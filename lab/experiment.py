@@ -209,6 +209,17 @@ def _finished(finish: Callable[[str], Outcome | None], reason: str) -> Outcome |
         raise
 
 
+def stored(
+    store: RunStore, data: dict[str, Any], samples: np.ndarray[Any, Any] | None = None
+) -> Outcome:
+    """The outcome of a run that is finished, written; NotStored, with it, if that fails."""
+    try:
+        path = store.write(data, samples)
+    except Exception as error:  # the disk's refusal or our own fault: the result is not to be lost
+        raise NotStored(str(error), Outcome({**data, "run": None}, samples, None)) from error
+    return Outcome({**data, "run": path.name}, samples, path)
+
+
 class Case(Protocol):
     """What the command line, the report and the run store ask of a case, whatever it measures."""
 
@@ -394,12 +405,7 @@ class Experiment:
         data["not_shown"] = [line for each in concluded.values() if each
                              for line in each.get("not_shown", ())]
         samples = _joined(done)
-        try:
-            path = store.write(data, samples)
-        except MachineError as error:
-            outcome = Outcome({**data, "run": None}, samples, None)
-            raise NotStored(str(error), outcome) from error
-        return Outcome({**data, "run": path.name}, samples, path)
+        return stored(store, data, samples)
 
     def _rows(self, done: Sequence[Repetition]) -> list[dict[str, Any]]:
         groups: dict[tuple[str, str], list[Repetition]] = {}

@@ -16,7 +16,7 @@ from engine import facts
 from engine.errors import MachineError, UsageError, unknown
 from engine.waits import FLAGS, Case, WayAbsent, measure, ping, ways
 from lab import machine, napi, wait_commands, waits
-from lab.experiment import Arm, NotStored, Outcome, Work, keeping
+from lab.experiment import Arm, Outcome, Work, keeping, stored
 from lab.parameters import Parameter, Parameters, Value
 from lab.progress import Progress, choose, shown
 from lab.runs import SCHEMA, RunStore
@@ -132,11 +132,7 @@ class WaitCosts:
             **conclusions, "conclusions": list(conclusions),
             "not_shown": not_shown(result.rows, further.spins),
         }
-        try:
-            path = store.write(data)
-        except MachineError as error:
-            raise NotStored(str(error), Outcome({**data, "run": None}, None, None)) from error
-        return Outcome({**data, "run": path.name}, None, path)
+        return stored(store, data)
 
 
 def not_shown(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.errors import MachineError, unknown
+from engine.errors import unknown
 from lab import console
 
 if TYPE_CHECKING:
@@ -231,10 +231,11 @@ def kernel(
     images = [image] if against is None else [image, against]
     keep = RunStore()
     compared = other.compare(images, plan, limit_s=limit, progress=for_command())
-    stored, refused = None, None
+    stored: Path | None = None
+    refused: Exception | None = None
     try:
         stored = other.store(compared, limit, keep)
-    except MachineError as error:
+    except Exception as error:  # whatever it was, what was measured is printed first
         refused = error
     if as_json:
         click.echo(console.to_json({**compared.to_dict(), "run": stored and str(stored)}))

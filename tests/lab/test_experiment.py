@@ -151,6 +151,20 @@ def test_a_store_that_refuses_hands_the_result_back(tmp_path: Path) -> None:
     assert caught.value.outcome.path is None
 
 
+def test_a_result_that_the_store_does_not_take_is_handed_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason: a figure of a kind that no run may have, or a fault of its own."""
+    odd = replace(NOTHING, evidence=lambda group: {"windows": {"stall": {"waits_per_s": "many"}}})
+    with pytest.raises(NotStored, match="'waits_per_s' of arm 'odd' is no number") as caught:
+        odd.run(arms=["odd"], store=RunStore(tmp_path))
+    assert caught.value.outcome.arms[0]["arm"] == "odd"
+    monkeypatch.setattr("lab.runs._parquet", lambda samples: 1 / 0)
+    with pytest.raises(NotStored, match="division") as caught:
+        NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
+    assert caught.value.outcome.arms[0]["arm"] == "odd"
+
+
 def test_names_are_checked_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown arm 'evne'; choose from: even"):
         NOTHING.run(arms=["evne"], store=RunStore(tmp_path))
