@@ -2,4 +2,4 @@
 
 from setuptools import setup
 
-setup(cffi_modules=["engine/build_native.py:ffi"])
+setup(cffi_modules=["engine/build_native.py:make_ffi"])

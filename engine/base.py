@@ -16,7 +16,7 @@ from engine import counters as counting
 from engine import own_policy
 from engine.binding import native
 from engine.decisions import AnyPolicy, Decisions, ResolvedPolicy, method_name
-from engine.errors import EngineError, PolicyError, check
+from engine.errors import EngineError, PolicyError, UsageError, check
 from engine.handle import Handle
 from engine.native_server import Calls, NativeServer
 from engine.parameters import Range, Setting, Tables, enum_value
@@ -24,7 +24,8 @@ from engine.startup import need_descriptors
 
 _TAKE = 256  # samples that one native call takes: room that malloc reuses, not maps anew
 _POLL_SECONDS = 0.01
-# The sample ring is sized for at least this rate: sample_rate() may raise it later.
+# The sample ring is sized for this rate at least, where that is allowed: sample_rate() may raise
+# the rate later.
 _LEAST_HZ = 100
 _MOST_SAMPLES = 2_000_000  # about 1 GiB
 _SECONDS = Range(0, 0, float("inf"), "s", real=True)
@@ -101,6 +102,7 @@ class Engine(Handle):
 
     def _launch(self) -> None:
         name, each = self._holds
+        self._capacity()  # what is too much is refused before anything is opened
         need_descriptors(self.workers, name, int(self._start[name]), each)
         self._engine = NativeServer(self._calls)
         self._callers = []
@@ -118,12 +120,23 @@ class Engine(Handle):
         for name, value in self._start.items():
             if name != _NOT_IN_CONFIG:
                 setattr(config, name, enum_value(self._tables.start[name], value))
-        hz = max(int(self._start["sample_hz"]), _LEAST_HZ)
-        kept = hz * int(self._start[_NOT_IN_CONFIG]) * self.workers
-        config.sample_capacity = min(kept, _MOST_SAMPLES)
+        config.sample_capacity = self._capacity()
         self._tables.fill(config.settings, self._settings)
         self._keep(own_policy.fill(self._decisions, config.policy, self._policy))
         return config
+
+    def _capacity(self) -> int:
+        """The samples to have room for; UsageError for more than may be."""
+        hz, seconds = int(self._start["sample_hz"]), int(self._start[_NOT_IN_CONFIG])
+        kept = hz * seconds * self.workers
+        if kept > _MOST_SAMPLES:
+            where = f" on {self.workers} workers" if self.workers > 1 else ""
+            raise UsageError(
+                f"{_NOT_IN_CONFIG}={seconds} at sample_hz={hz}{where} would keep {kept:,} samples,"
+                f" of {_MOST_SAMPLES:,} allowed; give {_NOT_IN_CONFIG}="
+                f"{_MOST_SAMPLES // (hz * self.workers)} or less, or a lower sample_hz"
+            )
+        return max(kept, min(_LEAST_HZ * seconds * self.workers, _MOST_SAMPLES))
 
     def close(self) -> None:
         """Ends the engine and frees everything; safe to call again.

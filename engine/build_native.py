@@ -172,7 +172,7 @@ def compile_flags() -> list[str]:
 
 
 def make_ffi() -> cffi.FFI:
-    """The cffi builder that ``setup.py`` names."""
+    """The cffi builder that ``setup.py`` names: made when cffi calls for it, not by an import."""
     import cffi
 
     require_toolchain()
@@ -205,5 +205,3 @@ if __name__ == "__main__":
         sys.exit("usage: python engine/build_native.py --missing")
     for lack in missing():
         print(lack)
-else:
-    ffi = make_ffi()

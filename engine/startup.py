@@ -17,6 +17,8 @@ _DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 # what the process may open while the server runs.
 _PER_WORKER = 8
 _SPARE = 32
+# From this kernel on a ring's memory is charged to the memory cgroup, not to the memlock limit.
+MEMCG_COUNTS_RINGS = (5, 12)
 
 
 def need_descriptors(workers: int, name: str, count: int, each: int = 1) -> None:
@@ -54,7 +56,7 @@ def start_error(number: int, where: str, config: Any) -> RinglabError:
             f"{where}: {os.strerror(number)}; raise the limit of open files (ulimit -n)"
         )
     if number == errno.ENOMEM:
-        return memory_error(where)
+        return memory_error(where or "the engine")
     reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
     return EngineError(number, f"the server did not start: {where or 'the engine'}: {reason}")
 
@@ -119,10 +121,27 @@ def refusal(number: int, disabled: int | None) -> str:
 
 
 def memory_error(where: str) -> MachineError:
-    """For ENOMEM: the memlock limit counts the memory of rings before Linux 5.12."""
+    """For ENOMEM of ``where``: what may have run out, the likelier first."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} bytes"
+    memory = ("this machine, or the memory cgroup of this process (memory.max), has no more: free "
+              "some, or allow more")
+    fewer = "or ask for fewer entries, connections or workers"
+    # Nothing but a ring, and what is registered with one, is counted against the memlock limit.
+    if "io_uring" not in where or soft == resource.RLIM_INFINITY:
+        return MachineError(f"{where}: not enough memory; {memory}, {fewer}")
+    limit = f"the memlock limit is {soft} bytes"
+    if kernel_release() < MEMCG_COUNTS_RINGS:
+        return MachineError(
+            f"{where}: not enough memory; {limit}, and this kernel counts rings against it: raise "
+            f"it (ulimit -l), {fewer}; where it is not reached, {memory}"
+        )
     return MachineError(
-        f"{where}: not enough memory; the memlock limit is {limit} (rings and their buffers count"
-        " against it): raise it (ulimit -l), or ask for fewer entries or workers"
+        f"{where}: not enough memory; {memory}, {fewer}; {limit} (ulimit -l), but since Linux 5.12 "
+        "only what is registered with a ring may count against it"
     )
+
+
+def kernel_release() -> tuple[int, ...]:
+    """Major and minor number of the running kernel."""
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]
+                 if part.isdigit())

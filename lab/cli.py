@@ -1,7 +1,8 @@
 """The command line: a thin face over lab. Every command imports what it needs when it is run.
 
-Exit codes: 0 done (the verdicts as expected, or no budget asked), 1 a budget broken, 2 a usage or
-environment error, told in one line on stderr, 130 interrupted by Ctrl-C.
+Exit codes: 0 done (the verdicts as expected, or no check asked), 1 a check failed (a budget broken,
+or a state not reached or undecided), 2 a usage or environment error, told in one line on stderr,
+130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 DONE, BROKEN, ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+_LONG = 300
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _assigned = click.option("-p", "--parameter", "assigned", multiple=True, metavar="NAME=VALUE",
@@ -74,7 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
         console.complain(error.format_message())
         return ERROR
     except RinglabError as error:
-        console.complain(str(error))
+        console.complain(_with_notes(error))
         return ERROR
     except (KeyboardInterrupt, click.Abort) as error:
         # click makes an Abort of every KeyboardInterrupt; ours says what was kept.
@@ -86,12 +89,20 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:
+        if error.filename is not None:  # one that nobody on the way knew better words for
+            console.complain(f"cannot use {str(error.filename)[:_LONG]}: {error.strerror}")
+            return ERROR
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
         console.complain(f"cannot write the output: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     return code if isinstance(code, int) else DONE
+
+
+def _with_notes(error: BaseException) -> str:
+    """What went wrong, and what was noted of it on its way: where the finished part is, say."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -167,7 +178,8 @@ def list_(experiment: str | None, as_json: bool) -> None:
               help="Rounds; each does all arms once.")
 @click.option("--check", is_flag=True,
               help="Exit 1 if a policy with a budget breaks it, or does not deliver, stop or time "
-                   "out as it should.")
+                   "out as it should; and if an arm did not come to its state, or its state stayed "
+                   "undecided.")
 @click.option("--no-progress", is_flag=True, help="Show no progress on stderr.")
 @_out
 @_json
@@ -199,7 +211,9 @@ def run(
         return DONE
     for line in outcome.broken:
         console.complain(f"budget broken: {line}")
-    return BROKEN if outcome.broken else DONE
+    for line in outcome.not_shown:
+        console.complain(f"not shown: {line}")
+    return BROKEN if outcome.broken or outcome.not_shown else DONE
 
 
 @cli.command()
@@ -246,19 +260,20 @@ def _report_all(out: Path | None, as_json: bool) -> int:
     """Every report; one that fails does not keep the others from being made."""
     from lab import experiment as experiments
     from lab.progress import for_command
-    from lab.report import NOTEBOOKS, default_out, make_report
+    from lab.report import NOTEBOOKS, make_report, ready
     from lab.report_index import write_index
 
+    folder = ready(out)  # what would fail every report is told once, and before the first
     made, failed = {}, 0
     for name in experiments.names():
         if not (NOTEBOOKS / f"{name.replace('-', '_')}.ipynb").is_file():
             continue
         try:
-            made[name] = str(make_report(name, {}, out, progress=for_command()).html)
+            made[name] = str(make_report(name, {}, folder, progress=for_command()).html)
         except RinglabError as error:
             console.complain(f"{name}: {error}")
             failed += 1
-    made["index"] = str(write_index(out or default_out()))
+    made["index"] = str(write_index(folder))
     if as_json:
         click.echo(console.to_json(made))
     else:
@@ -279,7 +294,7 @@ def runs(out: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(console.to_json([_run_info(info) for info in infos]))
     elif infos:
-        rows = [(info.name, f"{info.started:%Y-%m-%d %H:%M}", _summary(info)) for info in infos]
+        rows = [(info.name, _when(info.started), _summary(info)) for info in infos]
         click.echo(console.table(rows, ("run", "UTC", "states")))
     else:
         click.echo(f"no runs in {store.root}")
@@ -348,6 +363,8 @@ def _print_outcome(found: Case, outcome: Outcome, as_json: bool) -> None:
         click.echo(text.rstrip("\n"))
         return
     click.echo(found.table(outcome))
+    for line in outcome.not_shown:
+        click.echo("\n" + textwrap.fill(f"{console.NOT_SHOWN} {line}", 100))
     for line in outcome.remarks:
         click.echo("\n" + textwrap.fill(line, 100))
     if outcome.path:
@@ -356,8 +373,12 @@ def _print_outcome(found: Case, outcome: Outcome, as_json: bool) -> None:
 
 def _run_info(info: RunInfo) -> dict[str, Any]:
     return {"name": info.name, "path": str(info.path), "experiment": info.experiment,
-            "started": info.started.isoformat(), "states": dict(info.states),
+            "started": info.started and info.started.isoformat(), "states": dict(info.states),
             "problem": info.problem}
+
+
+def _when(started: datetime | None) -> str:
+    return console.NOTHING if started is None else f"{started:%Y-%m-%d %H:%M}"
 
 
 def _summary(info: RunInfo) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from lab.beside import STALLED
 
 NOTHING = "-"
+# In place of a state's mark: the arm did not come to where it was to be looked at.
+NOT_SHOWN = "!"
 _MARKS = {"quiet": "o", "parked": "=", "spins": "*", "intended": "+", "undecided": "?"}
 
 
@@ -38,7 +40,8 @@ def arms_table(arms: Sequence[Mapping[str, Any]]) -> str:
         delivered = arm["delivered"]
         whole = delivered["bytes"] == delivered["expected"]
         rows.append((
-            arm["arm"], arm["policy"], f"{_MARKS[arm['state']]} {arm['state']}",
+            arm["arm"], arm["policy"],
+            f"{NOT_SHOWN if arm.get('not_shown') else _MARKS[arm['state']]} {arm['state']}",
             number(idle.get("waits_per_s")), number(stalled.get("waits_per_s")),
             number(stalled.get("wasted_per_s")), number(stalled.get("cpu_ms_per_s")),
             number(stalled.get("on_queue_fraction"), 2),

@@ -11,12 +11,14 @@ import os
 import platform
 import resource
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import RinglabError
+from engine.startup import MEMCG_COUNTS_RINGS, kernel_release
 from lab import machine, proc
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -24,7 +26,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 CROWD_FILES = 10_200
 CROWD_PORTS = 12_000
 NEWEST_NEEDED = (6, 1)
-_TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+_NO_TRACING = "nothing but another kernel; its column in ringlab waits stays empty"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FREE_BYTES = 500 << 20
 
@@ -52,16 +54,15 @@ def examine() -> list[Row]:
     for check in CHECKS:
         try:
             rows += check()
-        except (OSError, ValueError) as error:
-            rows.append(Row(check.__name__.strip("_"), WARN, f"could not be looked at: {error}"))
+        except (OSError, ValueError, RinglabError) as error:
+            rows.append(Row(check.__name__.strip("_"), WARN, f"could not be looked at: {error}",
+                            "see the rows above"))
     return rows
 
 
 def _kernel() -> list[Row]:
-    release = platform.release()
-    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
-    found = f"Linux {release}, {platform.machine()}"
-    if numbers >= NEWEST_NEEDED:
+    found = f"Linux {platform.release()}, {platform.machine()}"
+    if kernel_release() >= NEWEST_NEEDED:
         return [Row("kernel", OK, found)]
     return [Row("kernel", WARN, found, "6.1 or newer has every ring setup that is compared here")]
 
@@ -80,21 +81,17 @@ def _cpus() -> list[Row]:
 
 
 def _engine() -> list[Row]:
-    from engine.binding import native, text
-    from engine.startup import ring_error
-    from engine.views import ring_info
+    from engine import facts
 
     try:
-        ffi, lib = native()
+        rows = [Row("engine", OK, f"built, liburing {facts.liburing()}")]
     except RinglabError as error:
         return [Row("engine", FAIL, str(error), "make setup")]
-    rows = [Row("engine", OK, f"built, liburing {text(lib.rl_liburing_version())}")]
-    ring = ffi.new("rl_ring_info *")
-    result = lib.rl_probe(ring)
-    if result < 0:
-        found, _, remedy = str(ring_error(-result)).partition("; ")
+    try:
+        features = facts.probe().features
+    except RinglabError as error:
+        found, _, remedy = str(error).partition("; ")
         return [*rows, Row("io_uring", FAIL, found, remedy)]
-    features = ring_info(ring).features
     newest = f", newest {features[-1]}" if features else ""
     return [*rows, Row("io_uring", OK, f"allowed, {len(features)} features{newest}")]
 
@@ -104,8 +101,9 @@ def _limits() -> list[Row]:
                    "ulimit -Hn, or LimitNOFILE= of the service")]
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10:,} KiB"
-    small = soft != resource.RLIM_INFINITY and soft < 64 << 10
-    remedy = "rings of many entries need more before Linux 5.12: ulimit -l" if small else ""
+    counts = kernel_release() < MEMCG_COUNTS_RINGS
+    small = counts and soft != resource.RLIM_INFINITY and soft < 64 << 10
+    remedy = "this kernel counts rings against it; large ones need more: ulimit -l" if small else ""
     rows.append(Row("memlock", WARN if small else OK, shown, remedy))
     text = proc.read_text("/proc/sys/net/ipv4/ip_local_port_range")
     if text:
@@ -142,20 +140,15 @@ def _clocks() -> list[Row]:
 
 
 def _tracing() -> list[Row]:
-    rows = []
-    folder = next((path for path in _TRACING if os.access(path / "events", os.R_OK)), None)
-    if folder is None:
-        rows.append(Row("tracepoints", WARN, "tracefs is not readable",
-                        "as root: mount -t tracefs nodev /sys/kernel/tracing"))
-    else:
-        some = (folder / "events" / "io_uring").is_dir()
-        rows.append(Row("tracepoints", OK, f"{folder}" + ("" if some else ", none of io_uring")))
-    text = proc.read_text("/proc/sys/kernel/perf_event_paranoid")
-    if text is not None:
-        level = int(text)
-        free = level <= 1 or os.geteuid() == 0
-        rows.append(Row("perf events", OK if free else WARN, f"perf_event_paranoid {level}",
-                        "" if free else "sysctl kernel.perf_event_paranoid=1"))
+    """As the wait bench finds it, which needs no mount of tracefs: it counts, and is asked."""
+    from engine.waits import EVENTS, traceable
+
+    reasons = traceable()
+    counted = [EVENTS[name] for name in EVENTS if name not in reasons]
+    rows = [Row("tracepoints", OK, f"{', '.join(counted)} can be counted")] if counted else []
+    for reason in reasons.values():
+        found, _, remedy = reason.partition("; ")
+        rows.append(Row("tracepoints", WARN, found, remedy or _NO_TRACING))
     return rows
 
 
@@ -186,15 +179,34 @@ def _program(name: str) -> str | None:
 def _store() -> list[Row]:
     from lab.runs import ROOT_VARIABLE, default_root
 
-    root = default_root()
-    folder = next(path for path in (root, *root.parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free
+    try:
+        root = default_root()
+    except RinglabError as error:
+        found, _, remedy = str(error).partition("; ")
+        return [Row("runs", FAIL, found, remedy)]
+    elsewhere = f"set {ROOT_VARIABLE} to a folder that can be written"
+    try:
+        folder = _nearest(root)
+        # Rights alone do not tell: a file system may be read-only, or take no folders at all.
+        tempfile.TemporaryDirectory(prefix=".ringlab-doctor-", dir=folder).cleanup()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return [Row("runs", FAIL, f"{root} cannot be written: {error.strerror}", elsewhere)]
     found = f"{root}, {free >> 20:,} MiB free"
-    if not os.access(folder, os.W_OK):
-        return [Row("runs", FAIL, f"{folder} is not writable", f"set {ROOT_VARIABLE} to a folder")]
     if free < _FREE_BYTES:
         return [Row("runs", WARN, found, f"make room, or set {ROOT_VARIABLE} to another folder")]
     return [Row("runs", OK, found)]
+
+
+def _nearest(root: Path) -> Path:
+    """The folder itself, or the one above it that is there; what is no folder is refused later."""
+    for path in (root, *root.parents):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            continue
+        return path
+    return root
 
 
 CHECKS: tuple[Callable[[], list[Row]], ...] = (

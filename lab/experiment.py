@@ -9,19 +9,19 @@ verdicts, the budgets, the run folder, and that an interruption loses nothing th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import MachineError, RinglabError, UsageError, unknown
+from engine.errors import MachineError, UsageError, unknown
 from lab import console, dark, machine
 from lab.measure import Window, merge
 from lab.parameters import Parameters, Value
-from lab.progress import Progress, shown
+from lab.progress import Progress, choose, shown
 from lab.runs import SCHEMA, RunStore
-from lab.verdict import Budget, judge
+from lab.verdict import Budget, Verdict, judge
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.decisions import ResolvedPolicy
 
 IDLE = "idle"
+_NO_SEND = "no SEND was in flight, so this arm did not show what it is for"
 
 # Where the experiments live. Imported when asked for: a listing must not load the engine.
 _HOMES = {
@@ -130,12 +131,30 @@ class Outcome:
         ]
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a run; ``outcome`` holds the repetitions that were finished (None: none)."""
+    @property
+    def not_shown(self) -> list[str]:
+        """One line for each arm that did not come to its state, or whose state stayed undecided.
 
-    def __init__(self, outcome: Outcome | None, done: int, total: int) -> None:
+        Also what a case without arms to judge could not decide.
+        """
+        return not_shown(self.data)
+
+
+def not_shown(data: Mapping[str, Any]) -> list[str]:
+    """The same of a run's data."""
+    return [
+        f"{row['arm']} under {row['policy']}: {line}"
+        for row in data["arms"]
+        for line in row.get("not_shown", ())
+    ] + list(data.get("not_shown", ()))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; ``outcome`` holds what was finished (None: nothing was)."""
+
+    def __init__(self, outcome: Outcome | None, told: str) -> None:
         kept = f"they are kept in {outcome.path}" if outcome else "nothing was kept"
-        super().__init__(f"interrupted after {done} of {total} repetitions; {kept}")
+        super().__init__(f"interrupted {told}; {kept}")
         self.outcome = outcome
 
 
@@ -145,6 +164,60 @@ class NotStored(MachineError):
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
         self.outcome = outcome
+
+
+@dataclass
+class Work:
+    """How far a run has come: ``done`` of ``total``, and what it is at beyond these, in words."""
+
+    total: int
+    what: str
+    done: int = 0
+    at: str = ""
+
+    @property
+    def told(self) -> str:
+        """As the end of a sentence."""
+        return f"after {self.done} of {self.total} {self.what}" + (self.at and f", {self.at}")
+
+
+@contextmanager
+def keeping(work: Work, finish: Callable[[str], Outcome | None]) -> Iterator[None]:
+    """Whatever ends the block before its time: what was finished until then is stored first.
+
+    ``finish`` stores it, with the reason, and returns None where nothing was finished. Ctrl-C
+    becomes Interrupted. An error stays what it is, with a note of where the rest is kept.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        outcome = _finished(finish, f"interrupted by hand {work.told}")
+        raise Interrupted(outcome, work.told) from None
+    except Exception as error:
+        # A fault of this program, too, is no reason to lose what took minutes to measure.
+        kept = _finished(finish, f"ended by an error: {error}")
+        if kept is not None:
+            error.add_note(f"what was finished before is kept in {kept.path}")
+        raise
+
+
+def _finished(finish: Callable[[str], Outcome | None], reason: str) -> Outcome | None:
+    try:
+        return finish(reason)
+    except NotStored as refused:
+        refused.add_note(f"the run was {reason}")
+        raise
+
+
+def stored(
+    store: RunStore, data: dict[str, Any], samples: np.ndarray[Any, Any] | None = None
+) -> Outcome:
+    """The outcome of a run that is finished, written; NotStored, with it, if that fails."""
+    try:
+        path = store.write(data, samples)
+    except Exception as error:  # the disk's refusal or our own fault: the result is not to be lost
+        raise NotStored(str(error), Outcome({**data, "run": None}, samples, None)) from error
+    return Outcome({**data, "run": path.name}, samples, path)
 
 
 class Case(Protocol):
@@ -192,7 +265,8 @@ class Experiment:
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
     ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
-    entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``.
+    entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``, and
+    with lines under ``not_shown`` where an arm did not come to what it is for.
 
     ``context`` opens what all repetitions share (an origin, say), ``further`` measures, last, what
     belongs to no arm: entries as those of ``conclude``. ``policies`` makes a policy of what was
@@ -256,7 +330,8 @@ class Experiment:
     ) -> Outcome:
         """Measure, judge and store; returns the outcome, whose ``path`` is the run's folder.
 
-        ``repeat`` goes before the parameter ``repetitions``. ``store`` None is the default store.
+        ``repeat`` goes before the parameter ``repetitions``. ``store`` None is the default store,
+        ``progress`` None the one that fits where this runs (in a notebook, in a terminal, or none).
         Raises Interrupted on Ctrl-C and NotStored when the disk refuses, both with what was
         measured; any other error first stores what was finished.
         """
@@ -264,34 +339,32 @@ class Experiment:
             {**(parameters or {}), **({} if repeat is None else {"repetitions": repeat})}
         )
         settings = self.settings(values, arms, policies, int(values["repetitions"]))
-        done: list[Repetition] = []
-        further: dict[str, Any] = {}
+        work, done = Work(len(settings), "repetitions"), list[Repetition]()
         keep = store or RunStore()
-        try:
-            with (
-                shown(progress or Progress(), len(settings), self.name) as telling,
-                self.context(values) as context,
-                dark.window(),
-            ):
-                for setting in settings:
-                    telling.step(f"{setting.arm.name} under {setting.policy}", 0)
-                    done.append(self.repetition(replace(setting, context=context)))
-                    telling.step(f"{setting.arm.name} under {setting.policy}")
-                further = self.further(values, context)
-        except KeyboardInterrupt:
-            left = f"interrupted by hand after {len(done)} of {len(settings)} repetitions"
-            outcome = self._finish(done, values, keep, left) if done else None
-            raise Interrupted(outcome, len(done), len(settings)) from None
-        except RinglabError as error:
-            if done:
-                self._finish(done, values, keep, f"ended by an error: {error}")
-            raise
+
+        def finish(reason: str | None, further: Mapping[str, Any] | None = None) -> Outcome | None:
+            return self._finish(done, values, keep, reason, further) if done else None
+
+        with (
+            keeping(work, finish),
+            shown(progress or choose(), len(settings), self.name) as telling,
+            self.context(values) as context,
+            dark.window(),
+        ):
+            for setting in settings:
+                telling.step(f"{setting.arm.name} under {setting.policy}", 0)
+                done.append(self.repetition(replace(setting, context=context)))
+                work.done += 1
+                telling.step(f"{setting.arm.name} under {setting.policy}")
+            work.at = "before what belongs to no arm was measured"
+            further = self.further(values, context)
         return self._finish(done, values, keep, None, further)
 
     def table(self, outcome: Outcome) -> str:
         """The arms for a terminal, with what its abbreviations mean."""
         return (f"{console.arms_table(outcome.arms)}\nw/s: waits per second. Complete: every byte, "
-                "in order (ORDER: all there, but not).")
+                "in order (ORDER: all there, but not)."
+                + ("\n! in front of a state: see below." if outcome.not_shown else ""))
 
     def _policies(self, arm: Arm, asked: Sequence[Any]) -> list[tuple[str, Any]]:
         """Name and, for one of the caller's own, the policy itself."""
@@ -329,13 +402,10 @@ class Experiment:
         }
         concluded = {**self.conclude(rows), **(further or {})}
         data |= {**concluded, "conclusions": list(concluded)}
+        data["not_shown"] = [line for each in concluded.values() if each
+                             for line in each.get("not_shown", ())]
         samples = _joined(done)
-        try:
-            path = store.write(data, samples)
-        except MachineError as error:
-            outcome = Outcome({**data, "run": None}, samples, None)
-            raise NotStored(str(error), outcome) from error
-        return Outcome({**data, "run": path.name}, samples, path)
+        return stored(store, data, samples)
 
     def _rows(self, done: Sequence[Repetition]) -> list[dict[str, Any]]:
         groups: dict[tuple[str, str], list[Repetition]] = {}
@@ -368,7 +438,7 @@ class Experiment:
         evidence = self.evidence(group)
         remarks = [verdict.reason, *evidence.get("remarks", ())]
         if in_flight is False:
-            remarks.append("no SEND was in flight, so this arm did not show what it is for")
+            remarks.append(_NO_SEND)
         return {
             "arm": arm.name,
             "policy": policy,
@@ -383,6 +453,7 @@ class Experiment:
             "budget": budget.to_dict() if budget else None,
             "within_budget": not over if budget else None,
             "broken": _broken(over, delivered, promises) if budget else [],
+            "not_shown": _not_shown(verdict, in_flight, evidence.get("troubles", ())),
             "repetitions": len(group),
             "each": [_brief(one) for one in group],
             **evidence,
@@ -424,6 +495,18 @@ def _delivered(group: Sequence[Repetition]) -> dict[str, Any]:
         "in_order": all(one.delivered["in_order"] for one in group),
         "fault": faults[0] if faults else None,
     }
+
+
+def _not_shown(
+    verdict: Verdict, in_flight: bool | None, troubles: Iterable[str]
+) -> list[str]:
+    """Why these figures are not those of the state that the arm is for; empty if they are."""
+    lines = list(dict.fromkeys(troubles))
+    if in_flight is False:
+        lines.append(_NO_SEND)
+    if verdict.state == "undecided":
+        lines.append(f"undecided: {verdict.reason}")
+    return lines
 
 
 def _broken(

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.errors import MachineError, UsageError
+from engine.errors import MachineError, RinglabError, UsageError
+from engine.views import FEATURES, bit_names
 from engine.waits import TRACES, Case, wait_error
 from lab import machine, waits
-from lab.progress import Progress, shown
-from lab.runs import RunStore
+from lab.progress import Progress, choose, shown
+from lab.runs import RunStore, shown_path
 from lab.scratch import scratch
 
 EXPERIMENT = "expired-wait-kernel"
@@ -38,6 +39,8 @@ QEMU = "qemu-system-x86_64"
 # Timers of a kernel that has just booted run at the tick, until it trusts its clock.
 SETTLE_S = 3
 RUN_US = 2000
+# MOST of main_waits.c.
+MOST_TIMEOUTS = 16
 TRAILER = "TRAILER!!!"
 # What would make two boots differ: addresses, stacks and seeds drawn by chance, the time of day.
 _SAME = "nokaslr norandmaps randomize_kstack_offset=off random.trust_cpu=off tsc=reliable"
@@ -48,6 +51,7 @@ _ROW, _ABSENT, _KERNEL = "ringlab row ", "ringlab absent ", "ringlab kernel "
 _DONE, _FAILED = "ringlab done", "ringlab failed"
 _LAST_LINES = 6
 _LOOK_S = 0.2
+_VERSION_S = 10
 # Booting takes about as long as measuring so many rows.
 _BOOT_STEPS = 60
 # Ways whose second thread would share the machine's one CPU: their figures mean nothing there.
@@ -63,6 +67,8 @@ class KernelFigures:
     rows: list[dict[str, Any]]
     absent: list[dict[str, Any]]
     seconds: float
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """liburing of the guest's program, and the features of the guest's rings."""
 
     @property
     def check(self) -> dict[str, Any]:
@@ -76,6 +82,7 @@ class Comparison:
 
     kernels: list[KernelFigures]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def absent(self) -> list[dict[str, Any]]:
@@ -85,9 +92,11 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "left_out": self.left_out,
             "kernels": [{"image": str(one.image), "release": one.release, "rows": one.rows,
                          "absent": one.absent, "kernel_check": one.check,
-                         "seconds": one.seconds} for one in self.kernels],
+                         "seconds": one.seconds, "engine": dict(one.engine)}
+                        for one in self.kernels],
             "rows": self.rows,
         }
 
@@ -98,18 +107,19 @@ def compare(
 ) -> Comparison:
     """Measures the images, at the same time where there are CPUs for it: it changes no figure.
 
-    MachineError, in one line, when a program or an image is missing, the guest dies (with its last
-    console lines), or an image takes longer than ``limit_s`` seconds.
+    UsageError for a plan of which a guest can measure nothing. MachineError, in one line, when a
+    program or an image is missing, the guest dies (with its last console lines), or an image takes
+    longer than ``limit_s`` seconds.
     """
+    cases = plan_cases(plan)
     require(images)
-    with scratch("ringlab-guest-") as name:
-        folder = Path(name)
+    with _workplace() as folder:
         archive = folder / "initramfs"
         archive.write_bytes(initramfs(program()))
-        total = len(images) * (len(plan_cases(plan)) + _BOOT_STEPS)
-        with shown(progress or Progress(), total, "kernel") as telling:
+        total = len(images) * (len(cases) + _BOOT_STEPS)
+        with shown(progress or choose(), total, "kernel") as telling:
             measured = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
-    return Comparison(measured, side_by_side(measured))
+    return Comparison(measured, side_by_side(measured), left_out(plan))
 
 
 def _all_at_once(
@@ -136,16 +146,29 @@ class _Shared(Progress):
             self._progress.step(done, count)
 
 
-def store(compared: Comparison, limit_s: float, root: Path | None = None) -> Path:
+def store(compared: Comparison, limit_s: float, keep: RunStore | None = None) -> Path:
     """Keeps a comparison as a run of ``expired-wait-kernel``; returns its folder."""
     arms = [{"arm": row["way"], "policy": row["flags"], "windows": {}} for row in compared.rows]
-    return RunStore(root).write({
+    return (keep or RunStore()).write({
         "experiment": EXPERIMENT, "title": "Ways to wait in other kernels, under QEMU with icount",
         "parameters": {"images": [str(one.image.name) for one in compared.kernels],
                        "limit_s": limit_s, "run_us": RUN_US},
-        "machine": machine.describe(), "arms": [dict(arm) for arm in arms],
+        # What rings can do is each guest's own; the one program is the same.
+        "machine": machine.describe({"qemu": qemu_version(),
+                                     "liburing": compared.kernels[0].engine.get("liburing")}),
+        "arms": [dict(arm) for arm in arms],
         **compared.to_dict(),
     })
+
+
+def qemu_version() -> str | None:
+    """What QEMU says of itself; None where it says nothing."""
+    try:
+        done = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=False,
+                              stdin=subprocess.DEVNULL, timeout=_VERSION_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.splitlines()), None)
 
 
 def side_by_side(kernels: Sequence[KernelFigures]) -> list[dict[str, Any]]:
@@ -170,17 +193,18 @@ def require(images: Sequence[Path]) -> None:
         raise MachineError(f"{QEMU} is not installed (apt-get install --no-install-recommends "
                            "qemu-system-x86; dnf install qemu-system-x86-core)")
     for image in images:
-        if not image.is_file():
-            raise UsageError(f"there is no kernel image {image}; give a bzImage, such as "
-                             "arch/x86/boot/bzImage of a build or /boot/vmlinuz-VERSION")
+        shown = shown_path(image)
         try:
             with image.open("rb") as file:
                 file.seek(0x202)
                 magic = file.read(4)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise UsageError(f"there is no kernel image {shown}; give a bzImage, such as "
+                             "arch/x86/boot/bzImage of a build or /boot/vmlinuz-VERSION") from None
         except OSError as error:
-            raise MachineError(f"cannot read {image}: {error.strerror}") from None
+            raise MachineError(f"cannot read {shown}: {error.strerror}") from None
         if magic != b"HdrS":
-            raise UsageError(f"{image} is no bzImage (an uncompressed vmlinux will not do)")
+            raise UsageError(f"{shown} is no bzImage (an uncompressed vmlinux will not do)")
 
 
 # ---- the guest's one program -----------------------------------------------------------------
@@ -189,8 +213,22 @@ def require(images: Sequence[Path]) -> None:
 @functools.cache
 def program() -> bytes:
     """The program, built once a process."""
-    with scratch("ringlab-guest-") as folder:
-        return build(Path(folder) / "init").read_bytes()
+    with _workplace() as folder:
+        return build(folder / "init").read_bytes()
+
+
+@contextlib.contextmanager
+def _workplace() -> Iterator[Path]:
+    """A folder for what a guest needs; MachineError, in one line, where the disk refuses."""
+    try:
+        with scratch("ringlab-guest-") as name:
+            yield Path(name)
+    except OSError as error:
+        if isinstance(error, RinglabError):
+            raise
+        raise MachineError("cannot prepare the guest among the temporary files: "
+                           f"{error.strerror}; make room, or set TMPDIR to another folder"
+                           ) from None
 
 
 def build(target: Path) -> Path:
@@ -206,7 +244,10 @@ def build(target: Path) -> Path:
              *(str(NATIVE / name) for name in SOURCES), "-o", str(target),
              *(f"-L{folder}" for folder in build_native.prefix_dirs("lib")),
              *(build_native.pkg_config("--static", "--libs") or ["-luring"]), "-lpthread"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise MachineError(f"the C compiler {compiler[0]} does not run: {error.strerror}") from None
     if done.returncode:
         raise MachineError(_build_failure(done.stderr))
     return target
@@ -248,9 +289,26 @@ def _padded(part: bytes) -> bytes:
 
 
 def plan_cases(plan: waits.Plan) -> list[Case]:
-    """What a guest measures of a plan: all but what needs a network or a second CPU."""
-    wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us]
-    return [case for case in wanted if case.timeout_ns in plan.timeouts_ns]
+    """What a guest measures of a plan: all but what needs a network or a second CPU.
+
+    UsageError where nothing of it is left, and for more timeouts than the guest's program takes.
+    """
+    if len(plan.timeouts_ns) > MOST_TIMEOUTS:
+        raise UsageError(f"{len(plan.timeouts_ns)} timeouts are too many: give up to "
+                         f"{MOST_TIMEOUTS}")
+    wanted = [case for case in plan.cases() if case.way not in _TWO_CPUS and not case.napi_us
+              and case.timeout_ns in plan.timeouts_ns]
+    if not any(not plan.ways or case.way in plan.ways for case in wanted):
+        raise waits.nothing_left(left_out(plan))
+    return wanted
+
+
+def left_out(plan: waits.Plan) -> list[dict[str, Any]]:
+    """What a guest measures nothing of, with the reasons, as :meth:`waits.Plan.left_out`."""
+    lacking = [{"way": name, "timeouts_ns": list(plan.timeouts_ns), "flags": list(plan.flags),
+                "whole": True, "reason": "its second thread would share the guest's one CPU"}
+               for name in _TWO_CPUS if not plan.ways or name in plan.ways]
+    return [one for one in plan.left_out() if one["way"] not in _TWO_CPUS] + lacking
 
 
 def command(image: Path, archive: Path, plan: waits.Plan) -> list[str]:
@@ -284,8 +342,8 @@ def measure(
         if line.startswith(_KERNEL):
             progress.step(f"{image.name}: letting it settle", _BOOT_STEPS)
         elif line.startswith((_ROW, _ABSENT)):
-            told = json.loads(line.partition("{")[1] + line.partition("{")[2])
-            progress.step(f"{image.name}: {told['way']}, {waits.label(told['timeout_ns'])}")
+            row = json.loads(line.partition("{")[1] + line.partition("{")[2])
+            progress.step(f"{image.name}: {row['way']}, {waits.label(row['timeout_ns'])}")
         return line in (_DONE, _FAILED)
 
     with _guest(command(image, archive, plan)) as process:
@@ -293,17 +351,27 @@ def measure(
     seconds = time.monotonic() - begun
     if _DONE not in lines:
         raise MachineError(_death(image, lines, ended, limit_s))
-    release = next((json.loads(line[len(_KERNEL):])["release"] for line in lines
-                    if line.startswith(_KERNEL)), "?")
+    told: dict[str, Any] = next(
+        (json.loads(line[len(_KERNEL):]) for line in lines if line.startswith(_KERNEL)), {})
     rows = [json.loads(line[len(_ROW):]) for line in lines if line.startswith(_ROW)]
     absent = [json.loads(line[len(_ABSENT):]) for line in lines if line.startswith(_ABSENT)]
-    return KernelFigures(image, release, _rows(rows), _absent(absent), seconds)
+    return KernelFigures(image, told.get("release", "?"), _rows(rows), _absent(absent), seconds,
+                         _engine(told))
+
+
+def _engine(told: Mapping[str, Any]) -> dict[str, Any]:
+    bits = told.get("features")
+    features = None if bits is None else bit_names(int(bits), FEATURES)
+    return {"liburing": told.get("liburing"), "features": features}
 
 
 @contextlib.contextmanager
 def _guest(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT)
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise MachineError(f"{QEMU} does not start: {error.strerror}") from None
     try:
         yield process
     finally:

@@ -33,7 +33,8 @@ class Progress:
         """``total`` steps of ``what`` are ahead."""
 
     def step(self, done: str, count: int = 1) -> None:
-        """``count`` more steps are behind; ``done`` names what comes or was done now."""
+        """``count`` more steps are behind; ``done`` names them, or, with a count of 0, what begins.
+        """
 
     def end(self) -> None:
         """Nothing more follows; harmless when repeated."""
@@ -69,7 +70,7 @@ class TerminalProgress(Progress):
 
 
 class LineProgress(Progress):
-    """A line of text on stderr now and then, for a log."""
+    """A line of text on stderr now and then, for a log; and one as the first step begins."""
 
     every_s = 10.0
 
@@ -77,21 +78,29 @@ class LineProgress(Progress):
         self._begun = self._shown = 0.0
         self._total = self._done = 0
         self._what = ""
+        self._first = True
 
     def begin(self, total: int, what: str) -> None:
         self._total, self._done, self._what = total, 0, what
         self._begun = self._shown = time.monotonic()
+        self._first = True
 
     def step(self, done: str, count: int = 1) -> None:
         self._done += count
         now = time.monotonic()
-        if now - self._begun < DELAY_S or now - self._shown < self.every_s:
+        due = self._due(now, count)
+        # Whoever waits for the first step, however long it takes, is to know what for.
+        first, self._first = self._first and not count, False
+        if not first and not due:
             return
         self._shown = now
         left = ""
         if self._done and self._what not in UNEVEN:
             left = f", {(now - self._begun) / self._done * (self._total - self._done):.0f} s left"
         self._show(f"{self._what}: {self._done} of {self._total}{left} ({done})")
+
+    def _due(self, now: float, count: int) -> bool:
+        return now - self._begun >= DELAY_S and now - self._shown >= self.every_s
 
     def _show(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -105,6 +114,18 @@ class NotebookProgress(LineProgress):
     def __init__(self) -> None:
         super().__init__()
         self._handle: Any = None
+        self._ended, self._slow = 0.0, False
+
+    def begin(self, total: int, what: str) -> None:
+        super().begin(total, what)
+        self._ended = self._begun
+
+    def _due(self, now: float, count: int) -> bool:
+        # After a step that took its time the next one stands there at once, under its own name.
+        slow = now - self._ended >= self.every_s
+        if count:
+            self._ended, self._slow = now, slow
+        return now - self._shown >= self.every_s or (not count and self._slow)
 
     def end(self) -> None:
         if self._handle is not None:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import importlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,9 @@ from typing import Any
 
 from engine.errors import MachineError, RinglabError, UsageError, unknown
 from lab import experiment as experiments
-from lab.progress import Progress
+from lab.checkout import checkout, working_folder
+from lab.progress import Progress, choose
+from lab.runs import shown_path
 from lab.scratch import scratch
 from lab.tables import RUN_TYPE
 
@@ -71,10 +72,10 @@ def make_report(
     source = notebook_of(experiment)
     values = _checked(experiment, source, parameters or {}, list(arms), list(policies))
     folder = out if out is not None else default_out()
-    with _refusals(folder):
+    with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with scratch(_WRITING, folder) as temporary:
-            return _make(source, Path(temporary), folder, values, progress or Progress(), title)
+            return _make(source, Path(temporary), folder, values, progress or choose(), title)
 
 
 def notebook_of(experiment: str) -> Path:
@@ -88,11 +89,17 @@ def notebook_of(experiment: str) -> Path:
 
 def default_out() -> Path:
     """``reports`` of the checkout that the working folder is in, else the working folder."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "environment.yml").is_file() and (folder / "lab").is_dir():
-            return folder / "reports"
-    return here
+    here = checkout()
+    return here / "reports" if here else working_folder()
+
+
+def ready(out: Path | None) -> Path:
+    """The folder for reports, made and found to take one; MachineError, in one line, if not."""
+    folder = out if out is not None else default_out()
+    with refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch(_WRITING, folder).cleanup()
+    return folder
 
 
 def _checked(
@@ -215,7 +222,7 @@ def _untyped(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _refusals(folder: Path) -> Iterator[None]:
+def refusals(folder: Path) -> Iterator[None]:
     """What a disk or its rights refuse, as one line."""
     try:
         yield
@@ -228,6 +235,6 @@ def _refusals(folder: Path) -> Iterator[None]:
                 free = shutil.disk_usage(folder).free
                 room = f" ({free / 2**20:,.1f} MiB free, about 8 MiB needed)"
         raise MachineError(
-            f"cannot write the report to {os.fspath(folder)}: {error.strerror}{room}; "
+            f"cannot write the report to {shown_path(folder)}: {error.strerror}{room}; "
             f"nothing there was changed"
         ) from None

@@ -6,6 +6,7 @@ the reports are about.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
@@ -16,7 +17,8 @@ from typing import Any
 
 from engine.errors import RinglabError
 from lab import experiment, palette
-from lab.report import run_of
+from lab.experiment import not_shown
+from lab.report import refusals, run_of
 from lab.runs import Run, read_run
 from lab.tables import machine_line
 
@@ -82,15 +84,20 @@ class Entry:
 
 
 def write_index(folder: Path) -> Path:
-    """Write the page for the reports that are in ``folder``; returns its path."""
+    """Write the page for the reports that are in ``folder``; returns its path.
+
+    MachineError, in one line, where the disk refuses.
+    """
     page = folder / INDEX
-    text = to_html(entries(folder))
-    written = folder / f".{INDEX}.{os.getpid()}"
-    try:
-        written.write_text(text, encoding="utf-8")
-        written.replace(page)
-    finally:
-        written.unlink(missing_ok=True)
+    with refusals(folder):
+        text = to_html(entries(folder))
+        written = folder / f".{INDEX}.{os.getpid()}"
+        try:
+            written.write_text(text, encoding="utf-8")
+            written.replace(page)
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink()
     return page
 
 
@@ -145,6 +152,7 @@ def told(run: Run) -> list[str]:
     lines = []
     if run.data.get("interrupted"):
         lines.append(f"Not whole: {run.data['interrupted']}.")
+    lines += [f"Not shown: {line}." for line in not_shown(run.data)]
     for name in wanted:
         found: Mapping[str, Any] = run.data.get(name) or {}
         text = str(found.get("answer") or found.get("text") or "")

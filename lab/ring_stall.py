@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine import RingServer
+from engine import RingServer, facts
 from lab import proc
 from lab.choreography import Choreography, Poke, State
 from lab.clients import ClientError
@@ -120,17 +120,10 @@ def measure_ring(
             "send_in_flight": waits,
             "polls_by_design": server.ring().setup == "sqpoll",
             "evidence": found,
-            "engine": engine_facts(server),
+            "engine": facts.of_ring(server.ring()),
             "samples": samples,
             "honours_stop": probes.honours_stop(stall.longer),
         }
-
-
-def engine_facts(server: RingServer) -> dict[str, Any]:
-    """What the kernel gave the first worker, for the description of the machine."""
-    from engine.binding import native, text
-
-    return {"liburing": text(native()[1].rl_liburing_version()), **asdict(server.ring())}
 
 
 def others_wait_ms(probes: Probes, steps: Choreography) -> float | None:

@@ -7,13 +7,13 @@ parameters that it came from.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import MOST_SHOWN, MachineError, UsageError, nearest, quoted
+from lab.checkout import checkout
 from lab.scratch import locked
 from lab.verdict import STATES
 
@@ -34,11 +35,13 @@ RUN_FILE = "run.json"
 SAMPLES_FILE = "samples.parquet"
 _TEMPORARY = ".writing-"
 _STAMP = "%Y%m%dT%H%M%S"
-_NAME = re.compile(r"(?P<stamp>\d{8}T\d{6})-(?P<experiment>[a-z0-9][a-z0-9-]*)-[0-9a-f]{4}")
+_NAME = re.compile(r"(?P<stamp>\d{8}T\d{6})-(?P<experiment>[a-z0-9][a-z0-9-]*)-[0-9a-f]{4}",
+                   re.ASCII)
 _EXPERIMENT = re.compile(r"[a-z0-9][a-z0-9-]*")
-# What the disk or its rights can refuse; anything else in here is a fault of this program.
-_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG,
-             errno.ENOTDIR, errno.EEXIST, errno.EIO, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE}
+# What is nested deeper than this was not written by ringlab, and would exhaust Python's stack.
+_MOST_DEEP = 50
+_TOO_DEEP = object()
+_LONG_PATH = 300
 _AROUND = {"idle", "drain"}
 _PASSING = {"load", "steal_fraction", "memory_available_bytes", "thread_id"}
 # The figures of a window that two runs are compared by, with their units.
@@ -56,13 +59,13 @@ FIGURES = {
 class RunInfo:
     """What a listing shows of a run; ``problem`` says why one cannot be read, else it is empty.
 
-    ``states`` maps ``arm/policy`` to its verdict.
+    ``states`` maps ``arm/policy`` to its verdict; ``started`` is None where the name tells no time.
     """
 
     name: str
     path: Path
     experiment: str
-    started: datetime
+    started: datetime | None
     states: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
@@ -145,8 +148,6 @@ class RunStore:
                 if self._place(name, files):
                     return self.root / name
         except OSError as error:
-            if error.errno not in _REFUSALS:
-                raise
             raise MachineError(self._refusal(error, needed)) from error
 
     def load(self, name: str) -> Run:
@@ -186,15 +187,25 @@ class RunStore:
     def list(self) -> RunInfos:
         """All runs, oldest first; one that cannot be read is listed with its problem.
 
-        There are none in a folder that has yet to be made; UsageError for what is no folder.
+        There are none in a folder that has yet to be made; UsageError for what is no folder, and
+        MachineError for one that cannot be read.
         """
         return [_info(folder) for folder in self._folders()]
 
     def _folders(self) -> Sequence[Path]:
-        if os.path.lexists(self.root) and not self.root.is_dir():
-            raise UsageError(f"{self.root} is not a folder, so there are no runs in it")
-        found = (folder for folder in _entries(self.root) if _NAME.fullmatch(folder.name))
-        return sorted(found, key=_age)
+        try:
+            entries = list(self.root.iterdir())
+        except FileNotFoundError:
+            if not os.path.lexists(self.root):
+                return []
+            raise UsageError(f"{shown_path(self.root)} is a link to nothing") from None
+        except NotADirectoryError:
+            raise UsageError(f"{shown_path(self.root)} is not a folder, so there are no runs in it"
+                             ) from None
+        except OSError as error:
+            raise MachineError(f"cannot read the runs in {shown_path(self.root)}: {_why(error)}; "
+                               f"set {ROOT_VARIABLE} to another folder") from None
+        return sorted((one for one in entries if _NAME.fullmatch(one.name)), key=_age)
 
     def _place(self, name: str, files: Mapping[str, bytes]) -> bool:
         """Write the files under a temporary name and rename; False if it has to be tried again."""
@@ -221,9 +232,9 @@ class RunStore:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _refusal(self, error: OSError, needed: int) -> str:
-        return (f"cannot store the run in {self.root}: {error.strerror}; it needs {_size(needed)}"
-                f"{_free(self.root)}; make room or set {ROOT_VARIABLE} to another folder "
-                f"(nothing was written, the result is still in memory)")
+        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; it needs "
+                f"{_size(needed)}{_free(self.root)}; make room or set {ROOT_VARIABLE} to another "
+                "folder (nothing was written)")
 
 
 RunInfos = list[RunInfo]
@@ -233,30 +244,43 @@ def default_root() -> Path:
     """Where runs go: RINGLAB_RUNS if set, else the checkout's data/runs, else the user's share."""
     chosen = os.environ.get(ROOT_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser()
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "environment.yml").is_file() and (folder / "lab").is_dir():
-            return folder / "data" / "runs"
-    return Path("~/.local/share/ringlab/runs").expanduser()
+        return _expanded(chosen)
+    here = checkout()
+    return here / "data" / "runs" if here else _expanded("~/.local/share/ringlab/runs")
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user, or no home
+        raise UsageError(f"the home folder in {quoted(path)} cannot be told; set {ROOT_VARIABLE} "
+                         "to the whole path of a folder") from None
 
 
 def read_run(folder: Path) -> Run:
     """The run in a folder; UsageError for what is no run, or one of a later version of ringlab."""
+    file = folder / RUN_FILE
+    data: Any = None
     try:
-        data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        whole = stat.S_ISREG(file.stat().st_mode)  # the end of a pipe would never come
+        if whole:
+            data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read run {folder}: {error.strerror}") from None
+        raise UsageError(f"cannot read run {shown_path(folder)}: {_why(error)}") from None
     except ValueError:
-        raise UsageError(f"cannot read run {folder}: {RUN_FILE} is not JSON") from None
-    problem = problem_of(data)
+        raise UsageError(f"cannot read run {shown_path(folder)}: {RUN_FILE} is not JSON") from None
+    except RecursionError:
+        data = _TOO_DEEP
+    problem = problem_of(data) if whole else f"{RUN_FILE} is not a file"
     if problem:
-        raise UsageError(f"cannot read run {folder}: {problem}")
+        raise UsageError(f"cannot read run {shown_path(folder)}: {problem}")
     return Run(folder, data)
 
 
 def problem_of(data: object) -> str:
     """What is wrong with the content of a ``run.json``, in words; empty if nothing is."""
+    if data is _TOO_DEEP or not _shallow(data):
+        return f"{RUN_FILE} is nested too deeply"
     if not isinstance(data, Mapping):
         return f"{RUN_FILE} holds no object"
     schema = data.get("schema")
@@ -268,17 +292,49 @@ def problem_of(data: object) -> str:
     for key, kind in kinds.items():
         if not isinstance(data.get(key), kind):
             return f"'{key}' is missing or of the wrong type"
-    for arm in data["arms"]:
-        if not isinstance(arm, Mapping) or not isinstance(arm.get("arm"), str):
-            return "an entry of 'arms' has no 'arm'"
-        if "state" in arm and arm["state"] not in STATES:
-            return f"arm '{arm['arm']}' has the unknown state '{arm['state']}'"
-        windows = arm.get("windows", {})
-        if not isinstance(windows, Mapping) or not all(
-            isinstance(figures, Mapping) for figures in windows.values()
-        ):
-            return f"the windows of arm '{arm['arm']}' are no objects"
+    return next(filter(None, map(_arm_problem, data["arms"])), "")
+
+
+def _arm_problem(arm: object) -> str:
+    """The same of one of its arms; what is printed and reckoned with has to be fit for that."""
+    if not isinstance(arm, Mapping) or not isinstance(arm.get("arm"), str):
+        return "an entry of 'arms' has no 'arm'"
+    windows, policy = arm.get("windows", {}), arm.get("policy", "")
+    name = quoted(arm["arm"])
+    if not isinstance(policy, str):
+        return f"the policy of arm {name} is no text"
+    if "state" in arm and arm["state"] not in STATES:
+        return f"arm {name} has the unknown state {quoted(str(arm['state']))}"
+    if not isinstance(windows, Mapping) or not all(
+        isinstance(figures, Mapping) for figures in windows.values()
+    ):
+        return f"the windows of arm {name} are no objects"
+    if not all(map(str.isprintable, (arm["arm"], policy, *windows))):
+        return f"a name in arm {name} cannot be printed"
+    for figure in FIGURES:
+        if not all(_is_figure(figures.get(figure)) for figures in windows.values()):
+            return f"'{figure}' of arm {name} is no number"
     return ""
+
+
+def _is_figure(value: object) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all that a float can be
+        return False
+
+
+def _shallow(data: object) -> bool:
+    """Whether nothing is nested too deeply, told without descending."""
+    level = [data]
+    for _ in range(_MOST_DEEP):
+        level = [inner for each in level if isinstance(each, (Mapping, list, tuple))
+                 for inner in (each.values() if isinstance(each, Mapping) else each)]
+        if not level:
+            return True
+    return False
 
 
 def compare(run_a: Run, run_b: Run) -> list[dict[str, Any]]:
@@ -344,7 +400,11 @@ def _by_window(run: Run) -> dict[tuple[str, str, str], tuple[str | None, Mapping
 def _info(folder: Path) -> RunInfo:
     match = _NAME.fullmatch(folder.name)
     assert match is not None  # _folders lists no other names
-    started = datetime.strptime(match["stamp"], _STAMP).replace(tzinfo=UTC)
+    started = None
+    try:
+        started = datetime.strptime(match["stamp"], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        pass  # a name that only looks like that of a run
     try:
         run = read_run(folder)
     except UsageError as error:
@@ -436,6 +496,16 @@ def _age(folder: Path) -> tuple[str, int, str]:
     except OSError:
         filled = 0
     return folder.name[:15], filled, folder.name
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def shown_path(path: Path) -> str:
+    """A path as a message has it: whole, unless it is too long for any disk."""
+    text = os.fspath(path)
+    return text if len(text) < _LONG_PATH else f"{text[:MOST_SHOWN]}..."
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

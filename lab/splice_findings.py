@@ -154,7 +154,10 @@ def reached(rows: Sequence[Row]) -> dict[str, Any] | None:
                  f"{channel['piped']:,} bytes in the pipe, and the newest wait is "
                  f"'{head['last_why']}', which blocks.")
     return {"arms": [row["arm"] for row in there], "tried": [row["arm"] for row in tried],
-            "text": text}
+            "text": text, "not_shown": [
+                f"{row['arm']} under after: it did not come to where the fault is (its pipe holds "
+                "nothing, or enough may be forwarded): other sizes or buffers are needed"
+                for row in tried if not row["in_state"]]}
 
 
 def engines(rows: Sequence[Row]) -> dict[str, Any] | None:

@@ -14,7 +14,9 @@ from lab import console
 
 if TYPE_CHECKING:
     from lab.kernel import Comparison
-    from lab.waits import Result
+    from lab.waits import Plan, Result
+
+Left = Sequence[Mapping[str, Any]]
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _ways = click.option("--way", "ways", multiple=True, metavar="WAY",
@@ -51,6 +53,7 @@ def waits(
 
     Times are of one wait, in its quietest round; the ratio is to epoll_wait with timeout 0.
     """
+    from engine import facts
     from engine.waits import FLAGS
     from lab import machine
     from lab import waits as bench
@@ -63,16 +66,19 @@ def waits(
         napi_us=(0, *napi), rounds=rounds, run_s=run_ms / 1e3, trace=not no_trace,
     )
     plan.cases()  # an unknown way is told before anything is measured
-    told = machine.describe()
+    told = machine.describe(facts.of_kernel())
     with connection(plan.napi_us) as (socket, lacking):
         result = bench.run(plan, socket=socket, progress=for_command())
     result.absent += lacking
     if as_json:
-        click.echo(console.to_json(as_data(result, told)))
+        click.echo(console.to_json(as_data(result, plan, told)))
     else:
-        _print(result, told)
-    if result.interrupted:
-        raise KeyboardInterrupt(f"interrupted after {result.rounds} of {rounds} rounds")
+        _print(result, plan.left_out(), told)
+    if isinstance(result.cut, KeyboardInterrupt):
+        raise KeyboardInterrupt(f"interrupted {result.told(rounds)}")
+    if result.cut is not None:
+        result.cut.add_note(f"ended {result.told(rounds)}; what was measured is printed")
+        raise result.cut
     return 0
 
 
@@ -83,7 +89,7 @@ def _known(asked: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
     return tuple(dict.fromkeys(asked)) or allowed
 
 
-def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(result: Result, plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     """The document of ``ringlab waits --json``."""
     from lab.waits import kernel_check
 
@@ -91,36 +97,62 @@ def as_data(result: Result, told: Mapping[str, Any]) -> dict[str, Any]:
         "machine": dict(told), "rows": result.rows, "absent": result.absent,
         "untraced": result.untraced, "warnings": result.warnings,
         "kernel_check": kernel_check(result.rows), "rounds": result.rounds,
+        "left_out": plan.left_out(),
+        "interrupted": None if result.cut is None else _cut(result, plan.rounds),
     }
+
+
+def _cut(result: Result, rounds: int) -> str:
+    how = ("interrupted by hand" if isinstance(result.cut, KeyboardInterrupt)
+           else f"ended by an error ({result.cut})")
+    return f"{how} {result.told(rounds)}"
 
 
 HEADS = ("way", "timeout", "flags", "NAPI us", "us p50", "us p99", "over us", "CPU us", "vol.",
          "invol.", "timers", "timer irqs", "x epoll 0")
 SIDES = "lllrrrrrrrrrr"
+# What a way costs that has a thread of its own to end the wait before its deadline.
+HELPER_HEADS = ("helper us", "timed out")
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows of a result as a terminal shows them, grouped by way."""
+    """The rows of a result as a terminal shows them, grouped by way.
+
+    With the cells of HELPER_HEADS at the end where any of the ways has a helper.
+    """
     from lab.waits import label
 
     order = list(dict.fromkeys(row["way"] for row in rows))
+    helped = has_helper(rows)
     found = []
     for row in sorted(rows, key=lambda row: (order.index(row["way"]), row["napi_us"])):
+        more = (figure(row["helper_cpu_us"] or None), f"{row['timed_out']:.1%}") if helped else ()
         found.append((
             row["way"], label(row["timeout_ns"]), row["flags"], str(row["napi_us"] or "-"),
             *(figure(row[name]) for name in ("us_p50", "us_p99", "overrun_us_p50", "cpu_us")),
             *(count(row[name]) for name in ("voluntary_switches", "involuntary_switches",
                                             "timer_starts", "timer_interrupts")),
-            figure(row["ratio_to_epoll_wait_0"]),
+            figure(row["ratio_to_epoll_wait_0"]), *more,
         ))
     return found
 
 
+def has_helper(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any of the ways has a thread beside the one that waits."""
+    return any(row["helper_cpu_us"] for row in rows)
+
+
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table for a terminal, with what its abbreviations mean."""
-    return (f"{console.table(table_rows(rows), HEADS, SIDES)}\nPer wait. over: past the deadline; "
-            "vol., invol.: context switches; timers: hrtimers started;\ntimer irqs: timer "
-            "interrupts; x epoll 0: times an epoll_wait with timeout 0.")
+    helped = has_helper(rows)
+    heads, sides = (HEADS + HELPER_HEADS, SIDES + "rr") if helped else (HEADS, SIDES)
+    words = ("Per wait. over: past the deadline; vol., invol.: context switches; timers: hrtimers "
+             "started;\ntimer irqs: timer interrupts; x epoll 0: times an epoll_wait with timeout "
+             "0.")
+    if helped:
+        words += ("\nhelper us: CPU of the thread that ends the wait before its deadline, beside "
+                  "CPU us; timed out:\nwaits that it did not end, and whose timeout did.")
+    return f"{console.table(table_rows(rows), heads, sides)}\n{words}"
 
 
 def figure(value: float | None) -> str:
@@ -137,19 +169,29 @@ def count(value: float | None) -> str:
     return console.NOTHING if value is None else f"{value:.3f}"
 
 
-def _print(result: Result, told: Mapping[str, Any]) -> None:
-    from lab.waits import kernel_check
+def _print(result: Result, left_out: Left, told: Mapping[str, Any]) -> None:
+    from lab.waits import kernel_check, quietest
 
     click.echo(rows_table(result.rows))
     _say(kernel_check(result.rows)["text"])
     for one in result.absent:
         _say(f"absent: {one['way']} (flags {one['flags']}): {one['reason']}")
+    if left_out:
+        _say(left_out_line(left_out))
     for reason in result.untraced.values():
         _say(f"not counted: {reason}")
     for line in result.warnings:
         _say(f"warning: {line}")
-    _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}; "
-         f"quietest of {result.rounds} rounds")
+    _say(f"{told['cpu']}, {told['cpus']} CPUs, {told['virtualisation']}, Linux {told['kernel']}, "
+         f"liburing {told['engine']['liburing']}; "
+         f"{quietest(result.rounds)}")
+
+
+def left_out_line(left_out: Left) -> str:
+    """What was asked for and cannot be measured, with the reasons, in one paragraph."""
+    from lab.waits import left_out_told
+
+    return "left out: " + "; ".join(map(left_out_told, left_out))
 
 
 def _say(line: str) -> None:
@@ -180,18 +222,27 @@ def kernel(
     from lab import kernel as other
     from lab import waits as bench
     from lab.progress import for_command
+    from lab.runs import RunStore
 
     plan = bench.Plan(
         ways=[way(name).name for name in ways], flags=_known(flags, FLAGS) if flags else ("none",),
         timeouts_ns=[bench.parse_timeout(text) for text in timeouts] or bench.TIMEOUTS,
     )
     images = [image] if against is None else [image, against]
+    keep = RunStore()
     compared = other.compare(images, plan, limit_s=limit, progress=for_command())
-    stored = other.store(compared, limit)
+    stored: Path | None = None
+    refused: Exception | None = None
+    try:
+        stored = other.store(compared, limit, keep)
+    except Exception as error:  # whatever it was, what was measured is printed first
+        refused = error
     if as_json:
-        click.echo(console.to_json({**compared.to_dict(), "run": str(stored)}))
+        click.echo(console.to_json({**compared.to_dict(), "run": stored and str(stored)}))
     else:
         _print_kernels(compared, stored)
+    if refused is not None:
+        raise refused
     return 0
 
 
@@ -211,6 +262,8 @@ def _print_kernels(compared: Comparison, stored: Path | None) -> None:
                "voluntary switches,\ntimers: hrtimers started, per wait.")
     for lack in compared.absent:
         click.echo(f"absent in {lack['kernel']}: {lack['way']}: {lack['reason']}")
+    if compared.left_out:
+        _say(left_out_line(compared.left_out))
     if stored is not None:
         click.echo(f"\nrun {stored}")
 

@@ -35,7 +35,8 @@ _SAME = 0.02
 
 def notes(run: Run) -> str:
     """Rounds and machine; no figure goes without them."""
-    return f"Quietest of {run.data['rounds']} rounds, per wait. {machine_line(run.machine)}"
+    rounds = waits.quietest(int(run.data["rounds"]))
+    return f"{rounds[:1].upper()}{rounds[1:]}, per wait. {machine_line(run.machine)}"
 
 
 def check_note(run: Run) -> Note:
@@ -48,6 +49,10 @@ def quality_note(run: Run) -> Note:
     lines = [f"{line[:1].upper()}{line[1:]}." for line in run.data["warnings"]]
     lines += [f"Not counted: {reason}." for reason in run.data["untraced"].values()]
     lines += [f"Absent: {one['way']}: {one['reason']}." for one in run.data["absent"]]
+    whole = [one for one in run.data.get("left_out", ()) if one["whole"]]
+    lines += [f"Left out: {waits.left_out_told(one)}." for one in whole]
+    if run.data.get("interrupted"):
+        lines.append(f"Not whole: {run.data['interrupted']}.")
     return Note("How far to trust these figures", " ".join(lines) or
                 "The rounds agree within 10 %, no other program took the CPU often, and every way "
                 "to wait was there.")
@@ -160,14 +165,23 @@ def spin_table(run: Run) -> Table:
     rows = [
         [Cell(one["expired"]), Cell(one["policy"]), Cell(figure(one["wait_us"])),
          Cell(f"{one['bound_per_cpu_s']:,.0f}"), Cell(f"{one['waits_per_cpu_s']:,.0f}"),
-         Cell(f"{100 * one['waits_per_cpu_s'] / one['bound_per_cpu_s']:.0f}"),
+         _of_bound(one),
          Cell(figure(one["us_per_iteration"])), Cell(f"{one['waits_per_s']:,.0f}")]
         for one in (run.data.get("spin") or {}).get("rows", ())
     ]
     return Table("The spin of dirty-list is a loop of these waits", columns, rows,
                  "Arm async+pipelined, one stalled client, measured in this run under "
-                 "SINGLE_ISSUER|DEFER_TASKRUN. What a turn costs beyond its wait is the loop's own "
+                 "SINGLE_ISSUER|DEFER_TASKRUN. More than the bound, beyond the "
+                 f"{waits.SPREAD:.0%} by which rounds may differ, would mean that the wait was "
+                 "measured too dear. What a turn costs beyond its wait is the loop's own "
                  f"look at its list. {machine_line(run.machine)}")
+
+
+def _of_bound(row: Mapping[str, Any]) -> Cell:
+    """The share, and whether the spin turned faster than its waits allow."""
+    share = row["waits_per_cpu_s"] / row["bound_per_cpu_s"]
+    over = row.get("exceeds_bound", share > 1 + waits.SPREAD)
+    return Cell(f"{100 * share:.0f}" + (" EXCEEDS IT" if over else ""), "bad" if over else "")
 
 
 def cures_table(run: Run) -> Table:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import UsageError, quoted
-from engine.waits import FLAGS, TRACES, Case, Figures, WayAbsent, measure, tracing, way, ways
-from lab.progress import Progress, shown
+from engine.waits import FLAGS, TRACES, Case, Figures, Way, WayAbsent, measure, tracing, way, ways
+from lab.progress import Progress, choose, shown
 
 BASE = Case("epoll_wait", 0)
 RING_WAIT = "io_uring_wait_cqe_timeout"
@@ -56,11 +56,13 @@ class Plan:
     trace: bool = True
 
     def cases(self, socket: int = -1) -> list[Case]:
-        """The cases, each once, with the one that ratios refer to in front."""
-        chosen = [way(name) for name in dict.fromkeys(self.ways)] or list(ways().values())
+        """The cases, each once, with the one that ratios refer to in front.
+
+        UsageError where all that was asked for is left out, with the reasons.
+        """
         found = [BASE]
         for flags in self.flags:
-            for each in chosen:
+            for each in self._chosen():
                 for napi in self.napi_us:
                     if flags != FLAGS[0] and not each.ring:
                         continue
@@ -68,7 +70,45 @@ class Plan:
                         continue
                     found += [Case(each.name, timeout, flags, napi, socket if napi else -1)
                               for timeout in self.timeouts_ns if not each.refusal(timeout)]
+        if len(found) == 1:
+            raise nothing_left(self.left_out())
         return list(dict.fromkeys(found))
+
+    def left_out(self) -> list[dict[str, Any]]:
+        """What is asked for and makes no case: ``way``, ``timeouts_ns``, ``flags``, ``reason``.
+
+        ``whole`` is whether nothing of that way is left.
+        """
+        found = []
+        for each in self._chosen():
+            if not each.ring and FLAGS[0] not in self.flags:
+                found.append({"way": each.name, "timeouts_ns": list(self.timeouts_ns),
+                              "flags": list(self.flags), "whole": True,
+                              "reason": "no ring takes part, so it is measured without ring flags "
+                                        "only"})
+                continue
+            refused: dict[str, list[int]] = {}
+            for timeout in self.timeouts_ns:
+                if reason := each.refusal(timeout):
+                    refused.setdefault(reason, []).append(timeout)
+            whole = sum(map(len, refused.values())) == len(self.timeouts_ns)
+            found += [{"way": each.name, "timeouts_ns": timeouts, "flags": list(self.flags),
+                       "whole": whole, "reason": reason} for reason, timeouts in refused.items()]
+        return found
+
+    def _chosen(self) -> list[Way]:
+        return [way(name) for name in dict.fromkeys(self.ways)] or list(ways().values())
+
+
+def nothing_left(left_out: Iterable[Mapping[str, Any]]) -> UsageError:
+    """The error for a plan of which every way is left out."""
+    return UsageError("nothing is left to measure: " + "; ".join(map(left_out_told, left_out)))
+
+
+def left_out_told(left: Mapping[str, Any]) -> str:
+    """What a plan leaves out, in words: the way, the timeouts and the reason."""
+    timeouts = ", ".join(map(label, left["timeouts_ns"]))
+    return f"{left['way']} with timeout {timeouts} ({left['reason']})"
 
 
 @dataclass
@@ -76,7 +116,9 @@ class Result:
     """The rows, as ``ringlab waits --json`` prints them, and what they say.
 
     ``absent`` lists what this machine lacks, each with the reason; ``untraced`` why a trace event
-    was not counted; ``warnings`` what makes the figures doubtful, with cause and remedy.
+    was not counted; ``warnings`` what makes the figures doubtful, with cause and remedy. ``cut`` is
+    what ended it before its time: the rows are those of the ``rounds`` that were finished or, where
+    none was, of what the first one had measured by then.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -84,7 +126,11 @@ class Result:
     untraced: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     rounds: int = 0
-    interrupted: bool = False
+    cut: KeyboardInterrupt | Exception | None = None
+
+    def told(self, rounds: int) -> str:
+        """How far it came of so many rounds, as the end of a sentence."""
+        return f"after {self.rounds} of {rounds} rounds"
 
     def row(
         self, name: str, timeout_ns: int, flags: str = "none", napi_us: int = 0
@@ -98,23 +144,30 @@ def run(
 ) -> Result:
     """Measures a plan. ``socket``: a connected socket over a NAPI device, for busy polling.
 
-    Ctrl-C keeps the rounds that were finished, and the result says so; with none it is raised.
+    Ctrl-C, or an error, keeps what was measured, and the result says so; where not even the base of
+    the ratios was, it is raised. Without ``progress`` it is shown as fits where this runs.
     """
     cases = plan.cases(socket)
     taken: dict[Case, list[Figures]] = {case: [] for case in cases}
     absent: dict[Case, str] = {}
-    done = 0
+    result = Result()
     try:
-        with (shown(progress or Progress(), len(cases) * plan.rounds, "waits") as telling,
+        with (shown(progress or choose(), len(cases) * plan.rounds, "waits") as telling,
               tracing() if plan.trace else contextlib.nullcontext()):
             for number in range(plan.rounds):
                 _round(cases if number % 2 == 0 else cases[::-1], plan, taken, absent, telling)
-                done += 1
-    except KeyboardInterrupt:
-        if not done:
+                result.rounds += 1
+    except (KeyboardInterrupt, Exception) as cut:
+        if not taken[BASE]:
             raise
-    taken = {case: rounds[:done] for case, rounds in taken.items()}
-    result = Result(rounds=done, interrupted=done < plan.rounds)
+        result.cut = cut
+    _fill(result, {case: each[:result.rounds or 1] for case, each in taken.items()}, absent)
+    return result
+
+
+def _fill(
+    result: Result, taken: Mapping[Case, Sequence[Figures]], absent: Mapping[Case, str]
+) -> None:
     base = min(figures.us_p50 for figures in taken[BASE])
     for case, rounds in taken.items():
         if rounds and case not in absent:
@@ -123,7 +176,6 @@ def run(
             result.untraced |= {name: rounds[0].untraced[name] for name in lacking}
     result.absent = _absent(absent)
     result.warnings = warnings_of(result)
-    return result
 
 
 def _round(
@@ -131,6 +183,7 @@ def _round(
     absent: dict[Case, str], telling: Progress,
 ) -> None:
     for case in cases:
+        telling.step(f"{case.way}, {label(case.timeout_ns)}", 0)
         if case not in absent:
             try:
                 taken[case].append(measure(case, plan.run_s, trace=plan.trace))
@@ -256,6 +309,11 @@ def cpu_percent(row: Mapping[str, Any]) -> float:
     Of the usual wait: one during which a neighbour was given the CPU is long, and costs no more.
     """
     return min(100.0, 100 * float(row["cpu_us"]) / float(row["us_p50"]))
+
+
+def quietest(rounds: int) -> str:
+    """Of how many rounds the rows are the quietest."""
+    return f"quietest of {rounds} rounds" if rounds else "of one round that was not finished"
 
 
 # ---- words --------------------------------------------------------------------------------------

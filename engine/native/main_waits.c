@@ -7,6 +7,7 @@
  * Prints one line a row, "ringlab row " and JSON, then "ringlab done" or "ringlab failed".
  */
 #include <errno.h>
+#include <liburing.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,11 +35,11 @@ static const char *const TRACES[RL_TRACES] = {
     [RL_TRACE_SWITCHES] = "traced_switches",
 };
 
-/* Whether a comma-separated list has the name; an empty list has every name. */
+/* Whether a comma-separated list has the name; one that was not given has every name. */
 static int listed(const char *list, const char *name)
 {
     size_t length = strlen(name);
-    if (!*list)
+    if (!list)
         return 1;
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         if (!strncmp(at, name, length) && (at[length] == ',' || !at[length]))
@@ -139,18 +140,36 @@ static void read_arguments(struct plan *plan, int argc, char **argv)
     }
 }
 
+/* What kernel and program this is. */
+static void print_kernel(void)
+{
+    struct utsname name;
+    struct io_uring ring;
+    struct io_uring_params params = {0};
+    uname(&name);
+    printf("ringlab kernel {\"release\": \"%s\", \"version\": \"%s\", \"machine\": \"%s\"",
+           name.release, name.version, name.machine);
+#ifdef IO_URING_VERSION_MAJOR
+    printf(", \"liburing\": \"%d.%d\"", IO_URING_VERSION_MAJOR, IO_URING_VERSION_MINOR);
+#else
+    printf(", \"liburing\": \"2.3\""); /* the last that did not say so */
+#endif
+    if (io_uring_queue_init_params(2, &ring, &params) == 0) {
+        printf(", \"features\": %u", params.features);
+        io_uring_queue_exit(&ring);
+    }
+    printf("}\n");
+    fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
-    struct plan plan = {"", "0,1,1000,10000,50000,200000,1000000", "none", 2000, 0};
+    struct plan plan = {NULL, "0,1,1000,10000,50000,200000,1000000", "none", 2000, 0};
     int is_init = getpid() == 1;
-    struct utsname name;
     read_arguments(&plan, argc, argv);
     if (is_init)
         mount_all();
-    uname(&name);
-    printf("ringlab kernel {\"release\": \"%s\", \"version\": \"%s\", \"machine\": \"%s\"}\n",
-           name.release, name.version, name.machine);
-    fflush(stdout);
+    print_kernel();
     /* Until its clock has settled, a young kernel runs its timers at the tick. */
     nanosleep(&(struct timespec){.tv_sec = plan.settle_s}, NULL);
     rl_trace_hold();

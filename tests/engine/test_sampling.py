@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import RingServer
+from engine import RingServer, SpliceRelay
 from engine.binding import native
+from engine.errors import UsageError
 
 pytestmark = pytest.mark.skipif(
     native()[1].rl_probe(native()[0].new("rl_ring_info *")) < 0,
@@ -212,3 +213,25 @@ def test_somebody_who_looks_all_the_time_takes_no_tick_from_it() -> None:
             for reader in readers:
                 reader.join()
         assert len(steps) > 0.9 * steps.sum() / MS > 300
+
+
+@pytest.mark.parametrize(("given", "most"), [
+    ({"sample_hz": 1000, "sample_seconds": 86_400}, 2_000),
+    ({"sample_hz": 1000, "sample_seconds": 400, "workers": 8}, 250),
+])
+def test_more_samples_than_can_be_kept_are_refused_with_what_can(
+    given: dict[str, int], most: int
+) -> None:
+    server = RingServer("tickless", **given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"give sample_seconds={most} or less") as caught:
+        server.start()
+    assert "2,000,000 allowed" in str(caught.value)
+    with pytest.raises(UsageError, match="give sample_seconds="):
+        SpliceRelay("127.0.0.1:1", sample_hz=1000, sample_seconds=86_400).start()
+
+
+def test_a_slow_rate_keeps_a_long_stretch() -> None:
+    """Room for the rate that was asked for; for a higher one, that may be set later, if allowed."""
+    assert RingServer("tickless", sample_hz=20, sample_seconds=86_400)._capacity() == 2_000_000
+    assert RingServer("tickless", sample_hz=0, sample_seconds=10)._capacity() == 1_000
+    assert RingServer("tickless", sample_hz=500, sample_seconds=10)._capacity() == 5_000

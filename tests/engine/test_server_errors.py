@@ -254,6 +254,24 @@ def test_start_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert said in one_line(error)
 
 
+@pytest.mark.parametrize(("release", "where", "soft", "first", "never"), [
+    ((5, 10), "io_uring_setup", 8 << 20, "the memlock limit is 8388608", None),
+    ((6, 18), "io_uring_setup", 8 << 20, "this machine, or the memory cgroup", None),
+    ((6, 18), "io_uring_setup", resource.RLIM_INFINITY, "this machine, or the memory", "memlock"),
+    ((5, 10), "pthread_create", 8 << 20, "this machine, or the memory cgroup", "memlock"),
+])
+def test_what_is_short_of_memory_is_told_as_the_kernel_counts_it(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], where: str, soft: int, first: str,
+    never: str | None,
+) -> None:
+    monkeypatch.setattr(startup, "kernel_release", lambda: release)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, soft))
+    line = one_line(startup.memory_error(where))
+    assert line.startswith(f"{where}: not enough memory; {first}")
+    assert "memory.max" in line
+    assert never is None or never not in line
+
+
 def test_an_engine_that_is_not_built(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     root = Path(__file__).resolve().parents[2]

@@ -132,7 +132,7 @@ def test_a_case_that_makes_no_sense_is_refused_in_one_line(case: Case, told: str
     (errno.EINTR, RING_WAIT, "signal"),
     (errno.EBADF, RING_WAIT, "closed while it waited"),
     (errno.EBADMSG, "epoll_wait", "nothing was there to reap"),
-    (errno.ENOMEM, "io_uring_setup", "ulimit -l"),
+    (errno.ENOMEM, "io_uring_setup", "not enough memory"),
     (errno.EPERM, "io_uring_setup", "io_uring"),
     (errno.EIO, RING_WAIT, "only end by its timeout"),
 ])

@@ -122,7 +122,7 @@ def quick_report() -> tuple[Report, Sequence[str]]:
     """
     folder = Path(tempfile.mkdtemp(prefix="ringlab-report-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    heard = _Heard()
+    heard = Heard()
     earlier = os.environ.get("RINGLAB_RUNS")
     os.environ["RINGLAB_RUNS"] = str(folder / "runs")
     try:
@@ -138,7 +138,7 @@ def quick_report() -> tuple[Report, Sequence[str]]:
     return report, heard.lines
 
 
-class _Heard(Progress):
+class Heard(Progress):
     """A progress that remembers."""
 
     def __init__(self) -> None:

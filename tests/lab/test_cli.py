@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import RingServer
-from lab import cli, console
+from engine import RingServer, waits
+from lab import cli, console, doctor
 from lab.clients import Client
 from lab.runs import RUN_FILE, SCHEMA
 
@@ -124,6 +125,43 @@ def test_doctor_gives_rows_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["remedy"] for row in found["rows"] if row["state"] != "ok")
 
 
+@pytest.mark.parametrize("root", ["/proc/nowhere", "/proc", "/dev/null/x", "/tmp/" + "x" * 300,
+                                  "~nosuchuser/x"])
+def test_doctor_tells_of_a_store_that_takes_no_run(
+    monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    monkeypatch.setenv("RINGLAB_RUNS", root)
+    (row,) = [row for row in doctor.examine() if row.what == "runs"]
+    assert row.state == doctor.FAIL
+    assert "RINGLAB_RUNS" in row.remedy
+
+
+def test_doctor_leaves_nothing_in_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RINGLAB_RUNS", str(tmp_path / "not" / "yet"))
+    (row,) = [row for row in doctor.examine() if row.what == "runs"]
+    assert row.state in (doctor.OK, doctor.WARN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_and_the_wait_bench_agree_on_what_can_be_traced(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> list[doctor.Row]:
+        return [row for row in doctor.examine() if row.what == "tracepoints"]
+
+    reasons = waits.traceable()
+    told = " ".join(row.found for row in rows() if row.state == doctor.OK)
+    assert {event for event in waits.EVENTS.values() if event in told} == {
+        event for name, event in waits.EVENTS.items() if name not in reasons}
+    refused = waits.untraced("timer_starts", 3, errno.EACCES)
+    monkeypatch.setattr(waits, "traceable", lambda: {"timer_starts": refused})
+    (warned,) = [row for row in rows() if row.state == doctor.WARN]
+    assert "timer:hrtimer_start: perf_event_open is refused" in warned.found
+    assert "kernel.perf_event_paranoid=-1" in warned.remedy
+
+
 def test_a_run_is_printed_kept_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +202,57 @@ def test_a_broken_budget_exits_1(
     err = capsys.readouterr().err
     assert "budget broken: async+pipelined under shipped:" in err
     assert "waits/s over idle" in err
+
+
+@pytest.mark.parametrize("out", ["/proc/nowhere", "/dev/null/x", "/tmp/" + "x" * 300])
+def test_reports_that_cannot_be_written_are_one_line(
+    capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    for what in ("--all", "expired-wait"):
+        err = refused(capsys, "report", what, "--out", out)
+        assert "cannot write the report to" in err
+        assert len(err) < 500
+
+
+def test_a_page_in_front_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab import report
+
+    made = report.Report(tmp_path / "n", tmp_path / "h", None)
+    monkeypatch.setattr(report, "make_report", lambda *_, **__: made)
+    (tmp_path / "index.html").mkdir()
+    for what in ("--all", "expired-wait"):
+        assert "cannot write the report to" in refused(capsys, "report", what, "--out",
+                                                       str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_an_arm_that_did_not_come_to_its_state_fails_the_check_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The socket takes the whole response, so there is no SEND to wait for."""
+    args = ["run", "dirty-list", "--arm", "sync", *FAST, "--out", str(tmp_path),
+            "-p", "response_size=1000"]
+    for policy in ("shipped", "tickless"):
+        assert cli.main([*args, "--policy", policy]) == 0, "no check was asked for"
+        out = capsys.readouterr().out
+        assert f"! sync under {policy}: no SEND was in flight" in out.replace("\n", " ")
+        assert "sync  " in out
+        assert cli.main([*args, "--policy", policy, "--check"]) == cli.BROKEN
+        err = capsys.readouterr().err
+        assert f"ringlab: not shown: sync under {policy}: no SEND was in flight" in err
+
+
+def test_a_state_that_stays_undecided_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the loop's idle wake-ups, every 300 ms here, the window holds too few."""
+    assert cli.main(["run", "dirty-list", "--arm", "sync", "--policy", "timed-wait", *FAST,
+                     "-p", "wait_cap_ms=300", "--out", str(tmp_path), "--check"]) == cli.BROKEN
+    out, err = capsys.readouterr()
+    assert "! undecided" in out
+    assert "ringlab: not shown: sync under timed-wait: undecided: " in err
 
 
 def test_a_disk_that_refuses_costs_no_result(

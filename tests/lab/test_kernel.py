@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from engine import facts
 from engine.errors import MachineError, UsageError
 from lab import cli, kernel, waits
 from lab.progress import Progress
 
 pytestmark = pytest.mark.computes
 
+IMAGE_VARIABLE = "RINGLAB_TEST_KERNEL"
 PACKAGE = "linux-image-cloud-amd64"
 PLAN = waits.Plan(ways=[waits.RING_WAIT, waits.CURE], timeouts_ns=(0, 50_000), flags=("none",))
 BZIMAGE = b"\0" * 0x202 + b"HdrS" + b"\0" * 100
 
 
 def apt(*words: str, folder: Path) -> str:
-    """What an apt command prints; a skip when it fails."""
+    """What an apt command prints; what it says of its failure fails the tests."""
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode and os.geteuid() == 0:
+        # A machine that was set up without apt may have no list of packages yet, or an old one.
+        subprocess.run(["apt-get", "-q", "update"], capture_output=True, check=False)
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["failed"])[-1]
-        pytest.skip(f"{words[0]} {words[1]}: {last}")
+        no_image(f"{' '.join(words)}: {last}")
     return done.stdout
+
+
+def no_image(why: str) -> NoReturn:
+    """QEMU is there, so nothing but the image is missing: no reason to pass over these tests."""
+    pytest.fail(f"no kernel to boot: {why}. Name a bzImage with {IMAGE_VARIABLE}, for a machine "
+                "without a network or without Debian's packages", pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image of Debian's stock cloud kernel, downloaded by its package's name."""
+    """The image of Debian's stock cloud kernel, downloaded by its package's name.
+
+    Or the one that RINGLAB_TEST_KERNEL names. These tests are skipped only where there is no QEMU,
+    which ``make test`` installs where it can.
+    """
     if shutil.which(kernel.QEMU) is None:
         pytest.skip(f"{kernel.QEMU} could not be installed")
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        pytest.skip("no Debian packages here")
+    given = os.environ.get(IMAGE_VARIABLE)
+    if given:
+        return Path(given)
+    for tool in ("apt-cache", "apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            no_image(f"there is no {tool} here")
     folder = tmp_path_factory.mktemp("kernel")
     depends = apt("apt-cache", "depends", PACKAGE, folder=folder)
     names = [line.split()[-1] for line in depends.splitlines() if "Depends: linux-image" in line]
     if not names:
-        pytest.skip(f"{PACKAGE} names no kernel")
+        no_image(f"{PACKAGE} names no kernel")
     apt("apt-get", "-q", "download", names[0], folder=folder)
     return unpacked(next(folder.glob("*.deb")), f"vmlinuz-{names[0].removeprefix('linux-image-')}")
 
@@ -63,6 +86,30 @@ def unpacked(package: Path, name: str) -> Path:
     return image
 
 
+@pytest.mark.parametrize(("lacking", "outcome", "told"), [
+    ("qemu", pytest.skip.Exception, "could not be installed"),
+    ("apt-get", pytest.fail.Exception, "there is no apt-get here"),
+    ("network", pytest.fail.Exception, "apt-get -q download .*: E: no network"),
+    ("kernel", pytest.fail.Exception, "names no kernel"),
+])
+def test_only_a_machine_without_qemu_skips_other_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+    lacking: str, outcome: type[BaseException], told: str,
+) -> None:
+    depends = "" if lacking == "kernel" else "  Depends: linux-image-6.1.0-cloud-amd64"
+    scripts = {kernel.QEMU: "exit 0", "dpkg-deb": "exit 0",
+               "apt-cache": f"echo '{depends}'", "apt-get": "echo E: no network >&2; exit 100"}
+    left_out = kernel.QEMU if lacking == "qemu" else lacking
+    for name, script in scripts.items():
+        if name != left_out:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv(IMAGE_VARIABLE, raising=False)
+    with pytest.raises(outcome, match=told):
+        image.__wrapped__(tmp_path_factory)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_figures_of_one_kernel_repeat_to_the_digit(image: Path) -> None:
@@ -78,7 +125,9 @@ def test_figures_of_one_kernel_repeat_to_the_digit(image: Path) -> None:
     assert zero is not None
     assert zero["ratio_to_epoll_wait_0"] > 5
     assert zero["timer_starts"] == pytest.approx(1.0, abs=0.05)
-    assert "cloud" in first.release
+    assert "cloud" in first.release or IMAGE_VARIABLE in os.environ
+    assert first.engine["liburing"] == facts.liburing()
+    assert "EXT_ARG" in first.engine["features"]
 
 
 @pytest.mark.slow
@@ -148,6 +197,8 @@ def test_the_guest_s_program_runs_here_too(tmp_path: Path) -> None:
         pytest.skip("io_uring is refused here")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "ringlab done"
+    told = json.loads(done.stdout.splitlines()[0].removeprefix("ringlab kernel "))
+    assert kernel._engine(told) == facts.of_kernel()
     assert '"way": "epoll_wait"' in done.stdout
 
 
@@ -177,11 +228,75 @@ def test_a_failed_build_names_the_package(told: str, package: str) -> None:
     assert package in kernel._build_failure(told)
 
 
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--way", "eventfd_workaround"], "would share the guest's one CPU"),
+    (["--way", waits.CURE, "--timeout", "50us"], "takes no timeout"),
+    (["--way", "timerfd", "--flags", "defer"], "no ring takes part"),
+    ([word for us in range(17) for word in ("--timeout", f"{us}us")], "give up to 16"),
+])
+def test_a_guest_with_nothing_to_measure_is_not_booted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    image = tmp_path / "bzImage"
+    image.write_bytes(BZIMAGE)
+    assert cli.main(["kernel", "--image", os.fspath(image), *arguments]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+def test_an_empty_list_of_ways_is_not_every_way(tmp_path: Path) -> None:
+    program = tmp_path / "init"
+    program.write_bytes(kernel.program())
+    program.chmod(0o755)
+    done = subprocess.run([program, "ways=", "timeouts=0", "run_us=1"], capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[1:] == ["ringlab done"]
+
+
 def test_the_command_tells_a_missing_image_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli.main(["kernel", "--image", os.fspath(tmp_path / "absent")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_store_that_refuses_costs_no_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"way": waits.RING_WAIT, "timeout_ns": 0, "flags": "none", "napi_us": 0, "us_p50": 5.0,
+           "voluntary_switches": 1.0, "timer_starts": 1.0}
+    figures = kernel.KernelFigures(Path("k"), "6.1.2", [row], [], 1.0)
+    compared = kernel.Comparison([figures], kernel.side_by_side([figures]))
+    monkeypatch.setattr(kernel, "compare", lambda *_, **__: compared)
+    monkeypatch.setenv("RINGLAB_RUNS", "/proc/nowhere/x")
+    for extra in ([], ["--json"]):
+        assert cli.main(["kernel", "--image", "k", *extra]) == cli.ERROR
+        out, err = capsys.readouterr()
+        assert "6.1.2" in out
+        assert waits.RING_WAIT in out
+        assert err.startswith("ringlab: cannot store the run in /proc/nowhere/x")
+        assert err.count("\n") == 1
+
+
+def test_an_image_with_a_name_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["kernel", "--image", "/tmp/" + "x" * 5000]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert "File name too long" in err
+    assert len(err) < 300
+
+
+def test_without_a_compiler_the_command_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = emulator(tmp_path, monkeypatch, "exit 0")
+    monkeypatch.setenv("CC", "compiler-of-nowhere")
+    monkeypatch.delitem(sys.modules, "engine.build_native", raising=False)
+    kernel.program.cache_clear()
+    assert cli.main(["kernel", "--image", os.fspath(image)]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert err.startswith("ringlab: no C compiler (apt: gcc")
+    assert err.count("\n") == 1
 
 
 def test_two_kernels_stand_row_by_row_with_their_ratio() -> None:

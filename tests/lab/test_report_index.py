@@ -81,3 +81,11 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     assert cli.main(["report", *words]) == cli.ERROR
     assert said in capsys.readouterr().err
+
+
+def test_what_a_run_did_not_show_is_said(tmp_path: Path) -> None:
+    arm = ARM | {"not_shown": ["no SEND was in flight"]}
+    report_of(tmp_path, stored(tmp_path / "runs", arms=[arm], not_shown=["d under after: no"]))
+    page = report_index.write_index(tmp_path).read_text()
+    assert "Not shown: a under before: no SEND was in flight." in page
+    assert "Not shown: d under after: no." in page

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.errors import MachineError, UsageError
-from lab import runs
+from lab import cli, runs
 from lab.runs import RunStore, compare, differences
 from lab.scratch import locked
 
@@ -127,6 +127,111 @@ def test_a_bad_run_is_one_line_and_does_not_hide_the_others(
     assert store.latest().path == good
 
 
+ENTRY = {"schema": 1, "experiment": "e", "run": "r", "parameters": {}, "machine": {}}
+
+
+@pytest.mark.parametrize(("arm", "problem"), [
+    ({"arm": "a", "policy": 7}, "the policy of arm 'a' is no text"),
+    ({"arm": "a", "windows": {"stall": {"waits_per_s": "many"}}}, "'waits_per_s' of arm 'a' is no"),
+    ({"arm": "a", "windows": {"stall": {"cpu_ms_per_s": 10**400}}}, "'cpu_ms_per_s' of arm 'a'"),
+    ({"arm": "a", "windows": {"stall": {"cpu_ms_per_s": [1]}}}, "'cpu_ms_per_s' of arm 'a'"),
+    ({"arm": "a\ud800"}, "cannot be printed"),
+    ({"arm": "a", "state": ["quiet\n"]}, "unknown state"),
+    ({"arm": "a", "windows": {"s": {"x": json.loads("[" * 90 + "]" * 90)}}}, "nested too deeply"),
+])
+def test_what_would_break_a_comparison_is_no_run(
+    store: RunStore, capsys: pytest.CaptureFixture[str], arm: dict[str, Any], problem: str
+) -> None:
+    bad = store.root / "20990101T000000-dirty-list-beef"
+    good = store.write(run_of())
+    bad.mkdir()
+    (bad / "run.json").write_text(json.dumps(ENTRY | {"arms": [arm]}))
+    assert [bool(info.problem) for info in store.list()] == [False, True]
+    for name in (bad.name, good.name):
+        code = cli.main(["compare", good.name, name, "--out", str(store.root)])
+        err = capsys.readouterr().err
+        assert (code, problem in err, err.count("\n")) == (
+            (2, True, 1) if name == bad.name else (0, False, 0))
+
+
+def test_odd_folders_cost_a_line_each_and_hide_nothing(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = store.write(run_of())
+    contents = {"99999999T999999-dirty-list-beef": json.dumps(ENTRY | {"arms": []}),
+                "20990101T000000-dirty-list-0001": "[" * 100_000,
+                "20990101T000000-dirty-list-0002": "\x00"}
+    for name, content in contents.items():
+        (store.root / name).mkdir()
+        (store.root / name / "run.json").write_text(content)
+    (store.root / "20990101T000000-dirty-list-0003").write_text("a file")
+    (store.root / "20990101T000000-dirty-list-0004").mkdir()
+    os.mkfifo(store.root / "20990101T000000-dirty-list-0004" / "run.json")
+    (store.root / "2099٠101T000000-dirty-list-0005").mkdir()
+    assert cli.main(["runs", "--out", str(store.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 1 + 5
+    assert any(line.startswith(good.name) and "1 quiet" in line for line in lines)
+    assert sum("nested too deeply" in line for line in lines) == 1
+    assert cli.main(["runs", "--json", "--out", str(store.root)]) == 0
+    told = {info["name"]: info for info in json.loads(capsys.readouterr().out)}
+    assert told["99999999T999999-dirty-list-beef"]["started"] is None
+    assert sum(not info["problem"] for info in told.values()) == 2
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.root.mkdir()
+    long = os.fspath(store.root / ("x" * 300))
+    assert cli.main(["runs", "--out", long]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for command in (["runs"], ["compare", "a", "b"]):
+        assert cli.main([*command, "--out", str(store.root)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "cannot read the runs in" in err
+        assert "Permission denied" in err
+
+
+@pytest.mark.parametrize("root", ["/proc/nowhere/x", "/dev/null/x", "/tmp/" + "x" * 300])
+def test_a_root_that_cannot_be_made_is_one_line(root: str) -> None:
+    with pytest.raises(MachineError, match="cannot store the run") as caught:
+        RunStore(root).write(run_of())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_home_of_nobody_is_told_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RINGLAB_RUNS", "~nosuchuser/x")
+    for command in (["runs"], ["run", "dirty-list"], ["run", "expired-wait"],
+                    ["compare", "a", "b"]):
+        assert cli.main(command) == 2
+        err = capsys.readouterr().err
+        assert "the home folder in '~nosuchuser/x' cannot be told" in err
+        assert err.count("\n") == 1
+
+
+def test_a_working_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    project = Path(runs.__file__).parents[1]
+    program = ("import os, sys; sys.path.insert(0, sys.argv[1]); from lab import cli; "
+               "os.rmdir(os.getcwd()); sys.exit(cli.main(['runs']))")
+    environment = {name: value for name, value in os.environ.items() if name != "RINGLAB_RUNS"}
+    done = subprocess.run([sys.executable, "-c", program, str(project)], cwd=gone, check=False,
+                          capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringlab: the working folder cannot be used")
+    assert done.stderr.count("\n") == 1
+
+
 def test_samples_missing_or_broken(store: RunStore) -> None:
     run = store.load(store.write(run_of()).name)
     with pytest.raises(UsageError, match="no samples"):
@@ -163,7 +268,8 @@ def test_a_full_disk_leaves_nothing_and_says_what_was_needed(small_disk: Path) -
     assert store.write(run_of()).is_dir()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES,
+                                    errno.ENOENT, errno.ESTALE, errno.EINVAL, errno.ELOOP])
 @pytest.mark.parametrize("step", ["_write_durably", "_sync_folder"])
 def test_any_refusal_of_the_disk(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, number: int, step: str
@@ -195,7 +301,7 @@ def test_an_interrupt_leaves_nothing(store: RunStore, monkeypatch: pytest.Monkey
 
 DYING = """
 import os, sys
-from lab import runs
+from lab import cli, runs
 runs._sync_folder = lambda folder: os._exit(9)
 runs.RunStore(sys.argv[1]).write({"experiment": "e", "parameters": {}, "machine": {}, "arms": []})
 """

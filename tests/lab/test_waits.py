@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import MachineError, UsageError
+from engine.errors import EngineError, MachineError, UsageError
 from engine.waits import TRACES, Case, measure
-from lab import cli, waits
+from lab import cli, wait_commands, waits
 from lab.waits import CHEAP, CURE, DEAR, RING_WAIT, Plan, Result
 
 FEW = [RING_WAIT, CURE, "epoll_wait", "io_uring_peek_cqe"]
@@ -145,6 +145,79 @@ def test_a_noisy_machine_gets_a_warning_with_cause_and_remedy(
     assert remedy in line
 
 
+@pytest.mark.parametrize(("finished", "rounds", "rows"), [
+    (2, 2, {"epoll_wait", "ppoll", CURE}), (0, 0, {"epoll_wait", "ppoll"})])
+@pytest.mark.parametrize("cut", [KeyboardInterrupt(), EngineError(4, "no"), RuntimeError("a bug")])
+def test_whatever_ends_it_what_was_measured_is_kept(
+    result: Result, monkeypatch: pytest.MonkeyPatch, cut: Any, finished: int, rounds: int,
+    rows: set[str],
+) -> None:
+    """Of finished rounds; where none is, of the one that was begun."""
+    real, left = waits.measure, [finished * 3 + 2]
+
+    def until(*args: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise cut
+        left[0] -= 1
+        return real(*args, **options)
+
+    monkeypatch.setattr(waits, "measure", until)
+    plan = Plan(ways=["ppoll", CURE], timeouts_ns=(0,), flags=("none",), rounds=5, run_s=0.001,
+                trace=False)
+    kept = waits.run(plan)
+    assert (kept.cut, kept.rounds) == (cut, rounds)
+    assert {row["way"] for row in kept.rows} == rows
+    left[0] = 0
+    with pytest.raises(type(cut)):
+        waits.run(plan)
+
+
+def test_the_command_prints_what_was_measured_before_an_error(
+    result: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, count = waits.measure, [0]
+
+    def falls_over(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] > 2:
+            raise EngineError(4, "ppoll: interrupted")
+        return real(*args, **options)
+
+    monkeypatch.setattr(waits, "measure", falls_over)
+    assert cli.main(["waits", "--json", "--rounds", "3", "--run-ms", "2", "--timeout", "0",
+                     "--flags", "none", "--way", "ppoll"]) == cli.ERROR
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert {row["way"] for row in told["rows"]} == {"epoll_wait", "ppoll"}
+    assert told["interrupted"] == "ended by an error (ppoll: interrupted) after 1 of 3 rounds"
+    progress, line = err.splitlines()
+    assert progress.startswith("waits: 0 of ")
+    assert line == ("ringlab: ppoll: interrupted; ended after 1 of 3 rounds; what was measured is "
+                    "printed")
+
+
+def test_what_is_left_out_of_a_plan_is_told_with_its_reason(
+    result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = Plan(ways=["epoll_wait", "timerfd", CURE], timeouts_ns=(0, 50_000),
+                flags=("none",)).left_out()
+    assert [(one["way"], one["timeouts_ns"], one["whole"]) for one in left] == [
+        ("epoll_wait", [50_000], False), (CURE, [50_000], False)]
+    (lone,) = Plan(ways=["timerfd", CURE], timeouts_ns=(0,), flags=("defer",)).left_out()
+    assert (lone["way"], lone["whole"]) == ("timerfd", True)
+    assert cli.main(["waits", "--rounds", "1", "--run-ms", "1", "--timeout", "50us", "--flags",
+                     "none", "--way", CURE, "--way", "ppoll", "--no-trace"]) == 0
+    assert f"left out: {CURE} with timeout 50 us (takes no timeout)" in capsys.readouterr().out
+
+
+def test_a_plan_of_which_nothing_is_left_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["waits", "--timeout", "50us", "--way", CURE]) == cli.ERROR
+    err = capsys.readouterr().err
+    assert "nothing is left to measure" in err
+    assert "takes no timeout" in err
+    assert err.count("\n") == 1
+
+
 # ---- ringlab waits ---------------------------------------------------------------------------
 
 
@@ -157,6 +230,8 @@ def test_the_command_prints_json_as_told(
     told = json.loads(capsys.readouterr().out)
     assert {"machine", "rows"} <= set(told)
     assert told["machine"]["kernel"]
+    assert told["machine"]["engine"]["liburing"]
+    assert told["machine"]["engine"]["features"]
     assert {row["way"] for row in told["rows"]} == set(FEW)
     assert told["kernel_check"]["text"]
 
@@ -171,6 +246,22 @@ def test_the_command_prints_a_table_and_what_it_means(
     assert "x epoll 0" in out
     assert "not counted: timer:hrtimer_start was not asked for" in out
     assert "This kernel" in out or "These figures" in out
+
+
+def test_the_table_tells_what_a_helper_costs(
+    result: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["waits", "--rounds", "1", "--run-ms", "20", "--timeout", "200us", "--flags",
+                     "none", "--way", "eventfd_workaround", "--no-trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-4:] == ["helper", "us", "timed", "out"]
+    helped = next(line.split() for line in lines if line.startswith("eventfd_workaround"))
+    assert float(helped[-2]) > 0
+    assert helped[-1].endswith("%")
+    base = next(line.split() for line in lines if line.startswith("epoll_wait"))
+    assert base[-2:] == ["-", "100.0%"]
+    plain = wait_commands.rows_table(result.rows)
+    assert "helper" not in plain, "no way of these has one"
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
