@@ -40,6 +40,13 @@ _ACCOUNT_S = 0.5
 Mark = dict[str, Any]
 
 
+def checked_rate(hz: object) -> float:
+    """``hz`` as a rate of frames; :class:`UsageError` for what is none, before anything starts."""
+    if isinstance(hz, int | float) and not isinstance(hz, bool) and SLOWEST_HZ <= hz <= MOST_HZ:
+        return float(hz)
+    raise UsageError(f"rate={hz!r} is not allowed: {SLOWEST_HZ:g} to {MOST_HZ:g} frames a second")
+
+
 class Feed:
     """Streams one server to one view until it is closed, in rows of ``shape``.
 
@@ -52,9 +59,7 @@ class Feed:
         tick: Callable[[bool], object] = lambda new: None,
         failed: Callable[[RinglabError], object] = lambda error: None,
     ) -> None:
-        if not SLOWEST_HZ <= hz <= MOST_HZ:
-            raise UsageError(f"rate={hz} is not allowed: {SLOWEST_HZ:g} to {MOST_HZ:g} frames a "
-                             "second")
+        hz = checked_rate(hz)
         self.samples = Samples(shape.layout)
         self.lost = 0
         self.hz = self._wanted_hz = hz

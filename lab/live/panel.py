@@ -22,7 +22,7 @@ from lab.live import measured
 from lab.live.board import Board, strip
 from lab.live.case import LiveCase, Look, case_for
 from lab.live.controls import CONNECTION, POLICY, REQUEST
-from lab.live.feed import RATE_HZ, Feed
+from lab.live.feed import RATE_HZ, Feed, checked_rate
 from lab.live.lane import Lane
 from lab.live.opening import replaced, this_cell
 from lab.live.party import Party, brief
@@ -72,7 +72,7 @@ class LivePanel:
         for name, value in values.items():
             self.values[name] = self._control(name).parameter.check(value)
         self.seconds = float(self.experiment.parameters["seconds"].check(seconds))
-        self._rate, self._store = rate, store
+        self._rate, self._store = checked_rate(rate), store
         self._own = server is None
         self._arm, self._auto = self.case.arm, True
         self._around = ExitStack()

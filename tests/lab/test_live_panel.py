@@ -44,6 +44,14 @@ def panel(tmp_path: Path) -> Iterator[LivePanel]:
         yield made
 
 
+@pytest.mark.parametrize("rate", [0, 1000, -5, float("nan"), "fast", None, True])
+def test_a_wrong_rate_starts_nothing(rate: Any) -> None:
+    before = set(threading.enumerate()), set(open_panels())
+    with pytest.raises(UsageError, match=rf"rate={rate!r} is not allowed: 2 to .* frames a second"):
+        LivePanel(rate=rate)
+    assert (set(threading.enumerate()), set(open_panels())) == before
+
+
 def wait_until(test: Callable[[], bool], seconds: float = 8.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
