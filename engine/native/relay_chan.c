@@ -326,6 +326,9 @@ static void send_after_read(struct relay *r, struct chan *ch)
 void chan_read(struct relay *r, struct chan *ch)
 {
     uint64_t before = ch->spliced + ch->copied;
+    /* Past its message nobody awaits a byte: such bytes must not stand for those that it owes to
+     * take, or a client that sends one now and then is never timed out. */
+    bool awaited = ch->message != RL_MESSAGE_DONE;
     bool told = ch->from->told;
     ch->from->told = 0;
     enum after after = may_splice(r, ch) ? splice_some(r, ch, told) : READ_ON;
@@ -336,7 +339,7 @@ void chan_read(struct relay *r, struct chan *ch)
     bool read = ch->spliced + ch->copied != before;
     if (read) {
         ch->fresh = 1;
-        ch->from->moved = 1;
+        ch->from->moved |= awaited;
         r->progress = true;
     }
     if (ch->in || ch->eof || (read && !ch->to_forward))

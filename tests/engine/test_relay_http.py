@@ -368,6 +368,32 @@ def test_a_stalled_client_is_timed_out(policy: str) -> None:
     assert talk.closed() == "client_timeout"
 
 
+@pytest.mark.parametrize("policy", ["before", "after", "mirror", "no-splice"])
+def test_a_stalled_client_that_sends_now_and_then_is_timed_out(policy: str) -> None:
+    """What is awaited is that it reads; the bytes of a request that it asks next are not that."""
+    talk = Talk(policy, pipe_size=1 << 20)
+    stall(talk)
+    talk.script.set(client_timeout_ms=50)
+    for byte in GET[:9]:  # one turn each: it is woken by the byte, never by the deadline
+        talk.script.advance(9 * MS)
+        if not talk.script.socket(0).closed:
+            talk.script.input(talk.client, bytes([byte]))
+            talk.script.turn()
+    assert talk.closed() == "client_timeout"
+
+
+def test_a_client_that_sends_its_body_slowly_is_not_timed_out() -> None:
+    """There the bytes are what is awaited."""
+    talk = Talk()
+    talk.asks(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n")
+    talk.script.set(client_timeout_ms=50)
+    for _ in range(19):
+        talk.script.advance(20 * MS)
+        talk.script.input(talk.client, b"x")
+        talk.script.turn()
+    assert not talk.script.socket(0).closed
+
+
 def test_a_stalled_client_is_timed_out_even_while_the_relay_spins() -> None:
     talk = Talk("before", pipe_size=1 << 20)
     stall(talk)
