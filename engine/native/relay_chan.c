@@ -336,7 +336,7 @@ void chan_read(struct relay *r, struct chan *ch)
     bool read = ch->spliced + ch->copied != before;
     if (read) {
         ch->fresh = 1;
-        ch->from->moved = 1;
+        ch->from->moved |= BIT_READ;
         r->progress = true;
     }
     if (ch->in || ch->eof || (read && !ch->to_forward))
@@ -362,7 +362,7 @@ static int drain_pipe(struct relay *r, struct chan *ch)
             return n ? (int)n : -EPIPE;
         }
         set_piped(ch, ch->piped - (uint64_t)n);
-        to->moved = 1;
+        to->moved |= BIT_WRITE;
     }
     leave_pipe(r, ch);
     return 0;
@@ -381,7 +381,7 @@ static int drain_buffer(struct relay *r, struct chan *ch)
         }
         ch->start += (uint32_t)n;
         set_held(ch, ch->out - (uint32_t)n, ch->in);
-        to->moved = 1;
+        to->moved |= BIT_WRITE;
     }
     return 0;
 }

@@ -308,7 +308,7 @@ void relay_timers(struct relay *r)
             struct end *e = HOLDER(list->next, struct end, timed);
             if (r->now - e->since < limit)
                 break;
-            e->moved = 1; /* whatever it does next, its time begins anew */
+            e->moved = BIT_READ | BIT_WRITE; /* whatever it does next, its time begins anew */
             session_expired(e->session, timer);
             if (e->session->open)
                 session_timers(e->session);

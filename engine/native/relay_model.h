@@ -66,8 +66,9 @@ struct end {
     uint8_t edge_told;
     uint8_t due;             /* BIT_* whose handlers run in this turn */
     uint8_t told;            /* epoll said readable since its read handler last ran */
-    uint8_t moved;           /* bytes passed it since its timer was looked at */
-    uint8_t timer;           /* enum timer that it is under */
+    uint8_t moved;           /* BIT_*: bytes passed it that way since its timer was looked at */
+    uint8_t timer;           /* enum timer that it is under, */
+    uint8_t awaited;         /* and the BIT_* whose bytes begin its time anew; 0: none do */
     uint64_t calls;          /* system calls made on it */
     int64_t since;           /* when what the timer awaits was last seen */
     struct link active, changed, run, timed;
@@ -224,7 +225,7 @@ void end_stop(struct relay *r, struct end *e, enum dir dir);
 void end_poll(struct relay *r, struct end *e, enum dir dir); /* it said EAGAIN */
 void end_poll_edge(struct relay *r, struct end *e);          /* the mirror fault */
 void end_close(struct relay *r, struct end *e);
-void end_timer(struct relay *r, struct end *e, enum timer timer);
+void end_timer(struct relay *r, struct end *e, enum timer timer, uint8_t awaited);
 void end_sync(struct relay *r);  /* tell epoll what has changed */
 void end_report(struct relay *r, struct end *e, uint8_t bits); /* epoll says: ready, BIT_* */
 void end_level(struct relay *r); /* the engine has become level-triggered */

@@ -72,30 +72,42 @@ void session_wake(struct session *s)
 
 /* ---- what is awaited ----------------------------------------------------------------------- */
 
-static enum timer client_timer(const struct session *s)
+/* Where something waits for it, the client is to take that; what it sends meanwhile may wait. */
+static void client_timer(struct session *s)
 {
     const struct chan *ch = &s->request;
-    bool reads = !s->closing && !s->deaf && ch->message != RL_MESSAGE_DONE && !ch->full && !ch->eof;
+    bool takes = s->answer || has_output(&s->response);
+    bool sends = !s->closing && !s->deaf && ch->message != RL_MESSAGE_DONE && !ch->full && !ch->eof;
     if (s->lingering)
-        return TIMER_LINGER;
-    return reads || s->answer || has_output(&s->response) ? TIMER_CLIENT : TIMER_NONE;
+        end_timer(s->relay, &s->client, TIMER_LINGER, 0); /* as a whole, whatever still comes */
+    else if (takes || sends)
+        end_timer(s->relay, &s->client, TIMER_CLIENT, takes ? BIT_WRITE : BIT_READ);
+    else
+        end_timer(s->relay, &s->client, TIMER_NONE, 0);
 }
 
-static enum timer origin_timer(const struct session *s)
+/*
+ * The origin is to take its request, then to answer. One that has begun its answer may leave the
+ * rest of the request where it is.
+ */
+static void origin_timer(struct session *s)
 {
     const struct chan *ch = &s->response;
-    bool asked = s->deaf || s->begun || s->request.message == RL_MESSAGE_DONE;
-    if (s->origin.fd < 0)
-        return TIMER_NONE;
-    if (s->connecting)
-        return TIMER_CONNECT;
-    return has_output(&s->request) || (asked && !ch->full && !ch->eof) ? TIMER_ORIGIN : TIMER_NONE;
+    bool answers = s->deaf || s->begun;
+    bool takes = !answers && has_output(&s->request);
+    answers |= !takes && s->request.message == RL_MESSAGE_DONE;
+    if (s->origin.fd >= 0 && s->connecting)
+        end_timer(s->relay, &s->origin, TIMER_CONNECT, 0);
+    else if (s->origin.fd >= 0 && (takes || (answers && !ch->full && !ch->eof)))
+        end_timer(s->relay, &s->origin, TIMER_ORIGIN, takes ? BIT_WRITE : BIT_READ);
+    else
+        end_timer(s->relay, &s->origin, TIMER_NONE, 0);
 }
 
 void session_timers(struct session *s)
 {
-    end_timer(s->relay, &s->client, client_timer(s));
-    end_timer(s->relay, &s->origin, origin_timer(s));
+    client_timer(s);
+    origin_timer(s);
 }
 
 /* What was awaited did not come in time. */

@@ -57,6 +57,16 @@ class Talk:
         self.script.set(**timeouts)
         self.turns(60)
 
+    def passes(self, ms: int, **timeouts: int) -> bool:
+        """Time passes, and no more than that; whether the session outlives these timeouts."""
+        self.script.advance(ms * MS)
+        self.script.set(**timeouts)
+        for phase in ("decide", "timers"):  # without the wait, which would sleep to the deadline
+            self.script.phase(phase)
+        self.script.set(**dict.fromkeys(timeouts, 0))
+        session = self.script.session(0) if self.script.counters()["sessions"] else None
+        return session is not None and not session.closing
+
     @property
     def got(self) -> bytes:
         return self.script.output(self.client)
@@ -389,6 +399,72 @@ def stall(talk: Talk) -> None:
     talk.answers(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n")
     talk.script.room(0, 0)
     talk.answers(b"x" * 87_000, 5000)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_what_a_stalled_client_sends_does_not_excuse_it(policy: str) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    stall(talk)
+    for done in range(4):
+        assert talk.passes(10, client_timeout_ms=50), done
+        talk.asks(GET[done : done + 1])
+    assert not talk.passes(10, client_timeout_ms=50)
+    assert talk.closed() == "client_timeout"
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_a_client_that_takes_a_little_now_and_then_gets_everything(policy: str) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    stall(talk)
+    talk.answers(b"x" * 3000)
+    for _ in range(45):
+        assert talk.passes(40, client_timeout_ms=50)
+        talk.script.room(0, 2001)
+        talk.turns()
+    assert talk.got.endswith(b"\r\n\r\n" + b"x" * 90_000)
+
+
+def test_an_upload_that_comes_slowly_is_not_timed_out() -> None:
+    talk = Talk()
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30\r\n\r\n")
+    for _ in range(30):
+        assert talk.passes(40, client_timeout_ms=50, server_timeout_ms=50)
+        talk.asks(b"x")
+    assert talk.script.output(1).endswith(b"x" * 30)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+@pytest.mark.parametrize("says", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_what_an_origin_says_before_it_takes_its_request_does_not_excuse_it(
+    policy: str, says: bytes
+) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    upload(talk)
+    for piece in (says, says, b"HTT", b"P"):
+        assert talk.passes(10, server_timeout_ms=50)
+        talk.answers(piece)
+    assert not talk.passes(10, server_timeout_ms=50)
+    talk.turns()
+    assert talk.closed() == "server_timeout"
+
+
+def test_an_origin_that_has_begun_to_answer_need_not_take_the_rest() -> None:
+    talk = Talk()
+    upload(talk)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n"
+    talk.answers(answer)
+    for _ in range(20):
+        assert talk.passes(40, server_timeout_ms=50)
+        talk.answers(b"y")
+    assert talk.got == answer + b"y" * 20
+    assert talk.closed() == "early_response"
+
+
+def upload(talk: Talk) -> None:
+    """The origin takes the head of a request, and nothing of its body."""
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30000\r\n\r\n")
+    talk.script.room(1, 0)
+    talk.asks(b"x" * 30_000, 5000)
 
 
 def test_the_server_timeout() -> None:
