@@ -172,7 +172,8 @@ class RelayScript(Handle):
         self._call("fin", _socket(socket))
 
     def reset(self, socket: int) -> None:
-        """The other end resets: what has arrived and was not read is lost."""
+        """The other end resets: what has arrived may still be read, as on Linux; the next call
+        after that, or the next write before it, fails."""
         self._call("reset", _socket(socket))
 
     def room(self, socket: int, size: int) -> None:

@@ -203,7 +203,8 @@ enum after { READ_ON, READ_ENDED }; /* may recv follow in this run of the handle
 static void source_ended(struct relay *r, struct chan *ch, int error)
 {
     STORE(ch->eof, 1);
-    ch->error = error;
+    if (error)
+        ch->error = error;
     r->progress = true;
     end_stop(r, ch->from, READ);
 }

@@ -213,6 +213,7 @@ static void frame_response(struct session *s, const struct head *head, uint32_t 
     bool empty = !final || s->head_only || head->status == 204 || head->status == 304;
     s->begun |= final;
     if (until) {
+        s->by_close = 1;
         chan_schedule(ch, FORWARD_ALL);
         set_message(ch, RL_MESSAGE_UNTIL_CLOSE);
         return;

@@ -101,7 +101,8 @@ struct chan {
     uint8_t fresh;    /* bytes came since the HTTP layer last looked */
     uint8_t eof;
     uint8_t no_splice;
-    int32_t error;    /* how its source was lost; 0: it was not, or by a plain FIN */
+    int32_t error;    /* how its source was lost, also if a write was told; 0: it was not, or by
+                         a plain FIN */
     uint32_t trailers; /* bytes of trailer lines so far */
     uint64_t spliced, copied;
     uint8_t data[RL_RELAY_BUFFER];
@@ -124,6 +125,7 @@ struct session {
     uint8_t last;       /* the session ends after this response */
     uint8_t http10;     /* the client speaks HTTP/1.0 */
     uint8_t begun;      /* bytes of this response's final head were scheduled */
+    uint8_t by_close;   /* its body's end is told by the end of the client's connection */
     uint8_t closing;    /* ends once everything is sent */
     uint8_t lingering;  /* everything is sent, FIN too */
     uint8_t again;      /* the HTTP layer has more to do */
@@ -153,6 +155,7 @@ struct relay_ops {
     int (*pipe_open)(struct relay *r, struct pipe *pipe);
     void (*pipe_close)(struct relay *r, struct pipe *pipe);
     void (*finish)(struct end *e); /* sends FIN; reading goes on */
+    void (*reset)(struct end *e);  /* its close will be a reset */
     void (*close)(struct relay *r, struct end *e);
     int64_t (*now)(struct relay *r);
     void (*wake)(struct relay *r); /* any thread */

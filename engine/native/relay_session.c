@@ -40,7 +40,7 @@ static void reset_state(struct session *s)
     STORE(s->answer, 0);
     STORE(s->requests, 0);
     STORE(s->responses, 0);
-    s->deaf = s->head_only = s->last = s->http10 = s->begun = s->again = 0;
+    s->deaf = s->head_only = s->last = s->http10 = s->begun = s->by_close = s->again = 0;
     s->reason = 0;
 }
 
@@ -175,6 +175,12 @@ void session_closing(struct session *s, int32_t reason)
     session_wake(s);
 }
 
+/* Would the client take the end of its connection for the end of a body that is not whole? */
+static bool cut_short(const struct session *s)
+{
+    return s->by_close && (s->response.message != RL_MESSAGE_DONE || has_output(&s->response));
+}
+
 /*
  * All is sent, and FIN behind it. Until the client's own FIN, what it still sends is thrown away: a
  * socket that is closed with unread bytes resets the connection, and the client may lose the end of
@@ -184,7 +190,7 @@ void session_linger(struct session *s)
 {
     if (s->lingering)
         return;
-    if (s->request.eof) {
+    if (s->request.eof || cut_short(s)) {
         session_end(s, s->reason);
         return;
     }
@@ -202,6 +208,8 @@ void session_end(struct session *s, int32_t reason)
     ADD(r->count.closes[reason], 1);
     r->progress = true;
     end_close(r, &s->origin);
+    if (cut_short(s))
+        r->ops->reset(&s->client);
     end_close(r, &s->client);
     chan_clear(r, &s->request);
     chan_clear(r, &s->response);
@@ -213,7 +221,6 @@ void session_end(struct session *s, int32_t reason)
 void session_lost(struct session *s, struct end *e, int error)
 {
     struct relay *r = s->relay;
-    (void)error;
     if (e == &s->client) {
         session_end(s, RL_CLOSE_CLIENT_RESET);
         return;
@@ -223,8 +230,13 @@ void session_lost(struct session *s, struct end *e, int error)
         http_answer(s, 502, RL_CLOSE_CONNECT_FAILED);
         return;
     }
-    /* It takes no more of the request, but may have answered already: its response is read on. */
+    /*
+     * It takes no more of the request, but may have answered already: its response is read on. A
+     * reset is told once, and what is read after it ends as by a FIN; EPIPE: the FIN came first.
+     */
     s->deaf = 1;
+    if (error != EPIPE)
+        s->response.error = error;
     end_stop(r, e, WRITE);
     end_stop(r, &s->client, READ);
     chan_clear(r, &s->request);

@@ -179,7 +179,7 @@ class RelayDriver(Driver):
 
     @verb
     def reset(self, side: str = "client", socket: int | None = None) -> Action:
-        """The other end resets; what was not read is lost."""
+        """The other end resets; what has arrived may still be read."""
         return self.action("reset", socket=self._at(side, socket))
 
     # -- the kernel -----------------------------------------------------------------------------
@@ -191,7 +191,8 @@ class RelayDriver(Driver):
         pipe) or a ``write`` (send, or splice out of it).
 
         ``full``: all that is asked for, of a read all that has arrived; ``short``: ``short`` bytes
-        less; ``EAGAIN``; ``FIN`` (a read's 0; only where nothing waits before it); ``reset``.
+        less; ``EAGAIN``; ``FIN`` (a read's 0) and ``reset``, both of a read only where nothing
+        waits before them.
         """
         if how not in OUTCOMES:
             raise unknown("outcome", how, OUTCOMES)
@@ -449,15 +450,15 @@ class RelayDriver(Driver):
 
     def _returns(self, given: Mapping[str, Any]) -> None:
         socket, call, how = given["socket"], given["call"], given["how"]
+        unread = self.script.socket(socket).unread
+        if how == "FIN" and call == "write":
+            raise UsageError("a write does not return FIN; 'reset' is how it fails")
+        if how in ("FIN", "reset") and call == "read" and unread:
+            raise UsageError(f"{unread:,} bytes come before a {how} on socket {socket}: the next "
+                             "read takes those")
         if how == "reset":
             self.script.reset(socket)
         elif how == "FIN":
-            unread = self.script.socket(socket).unread
-            if call == "write":
-                raise UsageError("a write does not return FIN; 'reset' is how it fails")
-            if unread:
-                raise UsageError(f"{unread:,} bytes come before a FIN on socket {socket}: the next "
-                                 "read takes those")
             self.script.fin(socket)
         else:
             self.script.next_call(socket, call, how.lower(), given.get("short", 1))

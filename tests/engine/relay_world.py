@@ -68,12 +68,11 @@ class Exchange:
             lines += f"Content-Length: {self.size}\r\n"
         if self.kind == "chunked":
             lines += "Transfer-Encoding: chunked\r\n"
-        ends = self.last or (self.kind == "until" and self.method != "HEAD")
-        if ends or not passed_on:
+        if self.ends() or not passed_on:
             lines += CLOSE
-        return interim + (lines + "\r\n").encode() + self.payload(number)
+        return interim + (lines + "\r\n").encode() + self.payload(number, passed_on=passed_on)
 
-    def payload(self, number: int) -> bytes:
+    def payload(self, number: int, *, passed_on: bool = False) -> bytes:
         if self.method == "HEAD" or self.kind == "none":
             return b""
         body = content.body(number, self.size)
@@ -81,9 +80,13 @@ class Exchange:
             return body
         return chunked(body, self.chunk, b"X-Sum: 1\r\n" if self.trailer else b"")
 
+    def by_close(self) -> bool:
+        """The client sees the end of its body by the end of its connection."""
+        return self.kind == "until" and self.method != "HEAD"
+
     def ends(self) -> bool:
         """The session ends after it."""
-        return self.last or (self.kind == "until" and self.method != "HEAD")
+        return self.last or self.by_close()
 
 
 def chunked(body: bytes, size: int, trailer: bytes = b"") -> bytes:
@@ -325,6 +328,7 @@ class World:
         got = self.script.output(client.socket)
         expected, ends = client.expected()
         if expected.startswith(got):
+            self.check_end(client, len(got))
             return
         same = next((at for at in ends[::-1] if got[:at] == expected[:at]), 0)
         rest = got[same:]
@@ -336,6 +340,19 @@ class World:
         )
         assert not cut or cut.end() == len(rest), "bytes behind an error answer"
         assert client.broken or self.stopped, f"an answer of the relay's own: {rest[:40]!r}"
+
+    def check_end(self, client: Client, got: int) -> None:
+        """Where the end of its connection tells the end of a body, half of one ends by a reset."""
+        view, (_, ends) = self.script.socket(client.socket), client.expected()
+        whole = sum(end <= got for end in ends[1:])
+        if not (view.closed or view.finished) or client.reset:
+            return
+        assert client.broken or self.stopped or not view.broken_off, "it did get everything"
+        if whole < len(ends) - 1:
+            number, exchange = client.exchanges[whole]
+            head = ends[whole + 1] - len(exchange.payload(number, passed_on=True))
+            assert view.broken_off or got < head or not exchange.by_close(), (
+                f"client {client.socket} takes {got - head} bytes for the whole of a body")
 
     @staticmethod
     def answers() -> list[bytes]:

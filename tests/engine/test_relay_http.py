@@ -22,6 +22,7 @@ STATUS = {
     505: b"HTTP/1.1 505 HTTP Version Not Supported" + REST,
 }
 GET = b"GET / HTTP/1.1\r\nHost: o\r\n\r\n"
+PASSED_POST = b"POST / HTTP/1.1\r\nContent-Length: 30000\r\nConnection: close\r\n\r\n"
 PASSED = b"GET / HTTP/1.1\r\nHost: o\r\nConnection: close\r\n\r\n"
 
 
@@ -70,6 +71,12 @@ class Talk:
     @property
     def got(self) -> bytes:
         return self.script.output(self.client)
+
+    def looks_whole(self) -> bool:
+        """Whether the client sees a FIN behind what it got, rather than a reset."""
+        view = self.script.socket(self.client)
+        assert view.finished is not view.broken_off
+        return view.finished
 
     def closed(self) -> str:
         """The reason for which its session ended; the client closes too if need be."""
@@ -247,7 +254,69 @@ def test_a_body_until_close() -> None:
     talk.script.fin(1)
     talk.turns()
     assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 50_000
+    assert talk.looks_whole()
     assert talk.closed() == "client"
+
+
+UNTIL = b"HTTP/1.1 200 OK\r\n\r\n"
+HALF = b"x" * 30_000
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("how", ["origin_reset", "server_timeout", "stopped"])
+def test_half_a_body_until_close_ends_in_a_reset(policy: str, how: str) -> None:
+    talk = Talk(policy, stop_grace_ms=0)
+    talk.asks(GET)
+    talk.answers(UNTIL + HALF)
+    if how == "origin_reset":
+        talk.script.reset(1)
+    elif how == "stopped":
+        talk.script.stop()
+    else:
+        assert not talk.passes(60, server_timeout_ms=50)
+    talk.turns()
+    assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + HALF, "all there was"
+    assert not talk.looks_whole()
+    assert talk.closed() == how
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_client_that_is_timed_out_in_a_body_until_close_sees_a_reset(
+    policy: str, ended: bool
+) -> None:
+    """Also if its origin has ended it: the rest is here, and the client has not taken it."""
+    talk = Talk(policy, pipe_size=1 << 20)
+    talk.asks(GET)
+    talk.script.room(0, 5000)
+    talk.answers(UNTIL + HALF)
+    if ended:
+        talk.script.fin(1)
+        talk.turns()
+    assert not talk.passes(60, client_timeout_ms=50)
+    assert len(talk.got) == 5000
+    assert not talk.looks_whole()
+    assert talk.closed() == "client_timeout"
+
+
+def test_half_a_body_of_known_length_ends_as_it_is() -> None:
+    """Its framing tells the client, and a reset could cost it what is on its way."""
+    for head in (b"Content-Length: 90000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n9999\r\n"):
+        talk = Talk()
+        talk.asks(GET)
+        talk.answers(b"HTTP/1.1 200 OK\r\n" + head + HALF)
+        talk.script.reset(1)
+        talk.turns()
+        assert talk.got == b"HTTP/1.1 200 OK\r\n" + head + HALF
+        assert talk.looks_whole()
+        assert talk.closed() == "origin_reset"
+
+
+def test_a_reset_that_only_a_write_was_told_of_cuts_a_body_until_close() -> None:
+    talk = reset_before_it_is_read("after", UNTIL + b"half")
+    assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf"
+    assert not talk.looks_whole()
+    assert talk.closed() == "origin_reset"
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -273,14 +342,61 @@ def test_an_answer_before_the_request_is_read_ends_the_session() -> None:
     assert talk.closed() == "early_response"
 
 
-def test_an_origin_that_takes_no_more_may_still_answer() -> None:
-    talk = Talk("no-splice")
-    talk.script.room(1, 0) if talk.script.sockets > 1 else None
-    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n" + b"x" * 60_000)
-    talk.answers(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_an_origin_that_takes_nothing_more_may_still_answer(policy: str) -> None:
+    talk = Talk(policy)
+    upload(talk)
+    request = talk.script.session(0).request
+    assert request.piped + request.scheduled >= 5000, "it waits for the origin to take it"
+    assert request.write == "polled"
+    assert talk.script.output(1) == PASSED_POST, "of the body nothing was taken"
+    answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+    talk.answers(answer)
+    assert talk.got == answer
+    assert talk.closed() == "early_response"
+    assert talk.script.counters()["answers"] == 0, "no answer of the relay's own"
+
+
+def reset_before_it_is_read(policy: str, answer: bytes) -> Talk:
+    """An origin answers and resets; of the two the relay's next write finds the reset first."""
+    talk = Talk(policy)
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30000\r\n\r\n" + b"x" * 5000)
+    assert talk.script.output(1) == PASSED_POST + b"x" * 5000
+    talk.script.input(1, answer)
     talk.script.reset(1)
-    talk.asks(b"x" * 1000)
-    assert talk.closed() in ("origin_reset", "origin_short", "early_response")
+    talk.script.input(0, b"x" * 6000)
+    talk.script.report(0)
+    talk.turns(1)
+    session = talk.script.session(0)
+    assert session.request.read == "off", "it failed, and nothing more of the request is wanted"
+    assert talk.script.socket(1).unread == len(answer)
+    talk.turns()
+    assert talk.script.output(1) == PASSED_POST + b"x" * 5000
+    return talk
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_an_answer_that_was_there_before_the_reset_is_passed_on(policy: str) -> None:
+    answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+    talk = reset_before_it_is_read(policy, answer)
+    assert talk.got == answer
+    assert talk.closed() == "early_response"
+    assert talk.script.counters()["answers"] == 0
+
+
+@pytest.mark.parametrize(("answer", "got"), [
+    (b"", STATUS[502]),
+    (b"HTTP/1.1 413 Too", STATUS[502]),
+    (b"HTTP/1.1 413 Too Large\r\nContent-Length: 20\r\n\r\nbegun",
+     b"HTTP/1.1 413 Too Large\r\nContent-Length: 20\r\n\r\nbegun"),
+])  # fmt: skip
+def test_a_reset_that_a_write_was_told_of_is_one_to_the_reader_too(
+    answer: bytes, got: bytes
+) -> None:
+    """The kernel tells it once: the read that follows ends as if by a FIN."""
+    talk = reset_before_it_is_read("after", answer)
+    assert talk.got == got
+    assert talk.closed() == "origin_reset"
 
 
 # -- connections, limits ---------------------------------------------------------------------------
