@@ -27,6 +27,7 @@ void chan_init(struct chan *ch, struct session *s)
     ch->fresh = 0;
     ch->error = 0;
     ch->trailers = 0;
+    ch->unchunk = 0;
 }
 
 /* ---- gauges -------------------------------------------------------------------------------- */

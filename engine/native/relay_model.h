@@ -101,6 +101,7 @@ struct chan {
     uint8_t fresh;    /* bytes came since the HTTP layer last looked */
     uint8_t eof;
     uint8_t no_splice;
+    uint8_t unchunk;  /* its chunks are passed on without their framing */
     int32_t error;    /* how its source was lost, also if a write was told; 0: it was not, or by
                          a plain FIN */
     uint32_t trailers; /* bytes of trailer lines so far */
@@ -255,6 +256,7 @@ enum { CONNECTION_OPTIONS = 16 };
 struct head {
     int32_t status;  /* of a response */
     uint8_t head_only, http10, close, chunked;
+    uint8_t unchunk; /* its Transfer-Encoding is not passed on */
     int64_t length;  /* Content-Length; -1: none */
     uint32_t skip;   /* empty lines before a request */
     struct {

@@ -45,10 +45,12 @@ class Exchange:
     trailer: bool = False
     last: bool = False
     """The client asks for the end of the connection."""
+    old: bool = False
+    """The client speaks HTTP/1.0, and its origin answers with chunks and interims all the same."""
 
     def request(self, number: int, *, passed_on: bool = False) -> bytes:
         """What the client sends, or what its origin gets."""
-        lines = f"{self.method} /{number} HTTP/1.1\r\nHost: world\r\n"
+        lines = f"{self.method} /{number} HTTP/1.{0 if self.old else 1}\r\nHost: world\r\n"
         if self.last and not passed_on:
             lines += CLOSE + "Keep-Alive: timeout=5\r\n"
         if self.post_chunk:
@@ -61,12 +63,13 @@ class Exchange:
 
     def response(self, number: int, *, passed_on: bool = False) -> bytes:
         """What the origin sends, or what the client gets."""
-        interim = b"HTTP/1.1 100 Continue\r\nX-Way: on\r\n\r\n" if self.interim else b""
+        plain = self.old and passed_on
+        interim = b"HTTP/1.1 100 Continue\r\nX-Way: on\r\n\r\n" * (self.interim and not plain)
         status = "204 No Content" if self.kind == "none" else "200 OK"
         lines = f"HTTP/1.1 {status}\r\n"
         if self.kind == "length":
             lines += f"Content-Length: {self.size}\r\n"
-        if self.kind == "chunked":
+        if self.kind == "chunked" and not plain:
             lines += "Transfer-Encoding: chunked\r\n"
         if self.ends() or not passed_on:
             lines += CLOSE
@@ -76,17 +79,18 @@ class Exchange:
         if self.method == "HEAD" or self.kind == "none":
             return b""
         body = content.body(number, self.size)
-        if self.kind != "chunked":
+        if self.kind != "chunked" or (self.old and passed_on):
             return body
         return chunked(body, self.chunk, b"X-Sum: 1\r\n" if self.trailer else b"")
 
     def by_close(self) -> bool:
         """The client sees the end of its body by the end of its connection."""
-        return self.kind == "until" and self.method != "HEAD"
+        known = self.kind == "length" or (self.kind == "chunked" and not self.old)
+        return not known and self.kind != "none" and self.method != "HEAD"
 
     def ends(self) -> bool:
         """The session ends after it."""
-        return self.last or self.by_close()
+        return self.last or self.old or self.by_close()
 
 
 def chunked(body: bytes, size: int, trailer: bytes = b"") -> bytes:

@@ -258,6 +258,74 @@ def test_a_body_until_close() -> None:
     assert talk.closed() == "client"
 
 
+GET10 = b"GET / HTTP/1.0\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\nX-End: 2\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nX-End: 2\r\nConnection: close\r\n\r\n"
+
+
+def in_chunks(*bodies: bytes) -> bytes:
+    return b"".join(b"%x;ext=1\r\n%b\r\n" % (len(body), body) for body in bodies)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("piece", [0, 1, 999])
+def test_a_client_of_http_1_0_gets_no_chunks(policy: str, piece: int, keep: bytes) -> None:
+    talk = Talk(policy)
+    talk.asks(GET10[:-2] + keep + b"\r\n")
+    assert talk.script.output(1) == b"GET / HTTP/1.0\r\nConnection: close\r\n\r\n"
+    bodies = b"wiki", b"y" * (90 if piece == 1 else 9000), b"\r\n0\r\n\r\n"
+    talk.answers(CHUNKED + in_chunks(*bodies) + b"0\r\nX-Sum: 1\r\n\r\n", piece)
+    assert talk.got == PLAIN + b"".join(bodies)
+    assert talk.looks_whole()
+    assert talk.closed() == "client"
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize(("rest", "reason"), [
+    (b"", "origin_short"), (b"0\r\n", "origin_short"), (b"no size\r\n", "bad_response"),
+])
+def test_half_of_what_were_chunks_ends_in_a_reset(policy: str, rest: bytes, reason: str) -> None:
+    talk = Talk(policy)
+    talk.asks(GET10)
+    talk.answers(CHUNKED + in_chunks(HALF) + rest)
+    if reason != "bad_response":
+        talk.script.fin(1)
+        talk.turns()
+    assert talk.got == PLAIN + HALF
+    assert not talk.looks_whole()
+    assert talk.closed() == reason
+
+
+def test_a_client_of_http_1_0_gets_no_interim_response() -> None:
+    talk = Talk()
+    talk.asks(GET10)
+    talk.answers(b"HTTP/1.1 103 Early\r\n\r\n" * 3)
+    talk.answers(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    assert talk.got == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+
+
+def test_a_head_that_answers_http_1_0_names_no_coding() -> None:
+    talk = Talk()
+    talk.asks(GET10.replace(b"GET", b"HEAD"))
+    talk.answers(CHUNKED)
+    assert talk.got == PLAIN
+    assert talk.looks_whole()
+    assert talk.closed() == "client"
+
+
+def test_what_is_left_out_makes_room_for_more() -> None:
+    """Nothing of it goes to the sink, whose moves would else let the reading go on."""
+    talk = Talk(max_head=15_360)
+    talk.asks(GET10)
+    long = b"X: " + b"y" * 8000 + b"\r\n"
+    talk.answers((b"HTTP/1.1 103 Early\r\n" + long + b"\r\n") * 4 + CHUNKED + in_chunks(b"wiki"))
+    assert talk.got == PLAIN + b"wiki"
+    talk.answers(b"0;" + b"e" * 200 + b"\r\n" + long + b"Z: " + b"z" * 7300 + b"\r\n\r\n")
+    assert talk.looks_whole()
+    assert talk.script.counters()["sink_full"] >= 2, "the buffer was full"
+
+
 UNTIL = b"HTTP/1.1 200 OK\r\n\r\n"
 HALF = b"x" * 30_000
 

@@ -34,6 +34,7 @@ EXCHANGES = st.one_of(
         trailer=st.booleans(),
         last=st.sampled_from([False] * 5 + [True]),
         method=st.sampled_from(["GET"] * 5 + ["HEAD"]),
+        old=st.sampled_from([False] * 3 + [True]),
     ),
     st.builds(
         Exchange,

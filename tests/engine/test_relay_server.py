@@ -187,6 +187,24 @@ def test_a_body_that_is_cut_does_not_look_whole(
         assert relay.counters()[f"closes_{reason}"] == 1
 
 
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("cut", ["", "&cut=200000", "&cut=200000&reset=1"])
+def test_a_client_of_http_1_0_gets_the_body_of_chunks_plain(
+    origin: Origin, policy: str, cut: str
+) -> None:
+    with relay_of(origin, policy) as relay, Browser(relay) as client:
+        client.socket.sendall(
+            f"GET /?size=300000&chunk=65000{cut} HTTP/1.0\r\n\r\n".encode())
+        if cut:
+            with pytest.raises(ConnectionResetError):
+                client.rest()
+            return
+        head, _, body = client.rest().partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == content.body(0, 300_000)
+        assert int(relay.counters()["bytes_spliced_origin"]) > 100_000 or policy == "no-splice"
+
+
 @pytest.mark.parametrize("policy", ["before", "after"])
 def test_who_stalls_in_a_body_until_close_is_reset(origin: Origin, policy: str) -> None:
     """By its timeout, and by the relay's end: neither makes half of it a whole."""
