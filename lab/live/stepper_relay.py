@@ -195,9 +195,9 @@ class RelayDriver(Driver):
         waits before them.
         """
         if how not in OUTCOMES:
-            raise unknown("outcome", how, OUTCOMES)
+            raise unknown("outcome", f"{how}", OUTCOMES)
         if call not in CALLS:
-            raise unknown("call", call, CALLS)
+            raise unknown("call", f"{call}", CALLS)
         more = {"short": whole("short", short, _PART)} if how == "short" else {}
         return self.action("returns", socket=self._at(side, socket), call=call, how=how, **more)
 
@@ -211,7 +211,7 @@ class RelayDriver(Driver):
             if not ready:
                 raise UsageError("epoll has nothing to report now")
             socket = ready[-1]
-        return self.action("report", socket=socket)
+        return self.action("report", socket=self._one(socket))
 
     @verb
     def advance(self, ms: int) -> Action:
@@ -306,16 +306,21 @@ class RelayDriver(Driver):
 
     def _at(self, side: str, socket: int | None) -> int:
         """The socket that is meant: the newest open one of that side."""
-        if socket is not None:
-            return socket
         if side not in SIDES:
-            raise unknown("side", side, SIDES)
+            raise unknown("side", f"{side}", SIDES)
+        if socket is not None:
+            return self._one(socket)
         for number in range(self.script.sockets - 1, -1, -1):
             view = self.script.socket(number)
             if view.side == side and not view.closed:
                 return number
         raise UsageError("no client is connected: connect one first" if side == "client" else
                          "the relay is not connected to an origin: a request must get there first")
+
+    def _one(self, socket: int) -> int:
+        """A socket that there is; UsageError for another."""
+        self.script.socket(socket)
+        return socket
 
     # -- phases ---------------------------------------------------------------------------------
 
