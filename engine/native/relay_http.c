@@ -45,8 +45,10 @@ static void put_answer(struct session *s)
 
 static void set_message(struct chan *ch, int message) { STORE(ch->message, (uint8_t)message); }
 
-/* So many of the awaiting bytes are not passed on. If they were what filled the buffer, no sink will
- * ever move that would make room. */
+/*
+ * So many of the awaiting bytes are not passed on. If they were what filled the buffer, no sink
+ * will ever move that would make room.
+ */
 static void leave_out(struct chan *ch, uint32_t bytes)
 {
     chan_taken(ch, bytes);
