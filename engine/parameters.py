@@ -57,6 +57,8 @@ class Words:
 
 MIB = 2**20
 _NS_PER_MS = 1_000_000
+PORT = Range(0, 0, 65_535, "(0: any free one)")
+SOCKET_BUFFER = Range(0, 0, 2**30, "bytes (0: the kernel's choice)")
 
 # What set() takes while an engine runs. The keys are those of enum rl_setting, in its order, but
 # for the cap, which people think of in ms.
@@ -68,11 +70,11 @@ LIVE: dict[str, Range | Words] = {
     "wait_cap_ms": Range(25, 0.001, 60_000, "ms", real=True),
     "max_pipeline": Range(64, 1, 65_536, "requests"),
     "max_handler_ms": Range(60_000, 0, 60_000, "ms (that a request may ask for)"),
-    "so_sndbuf": Range(0, 0, 2**30, "bytes (0: the kernel's choice)"),
+    "so_sndbuf": SOCKET_BUFFER,
 }
 
 START: dict[str, Range | Words] = {
-    "port": Range(0, 0, 65_535, "(0: any free one)"),
+    "port": PORT,
     "workers": Range(1, 1, 64, "workers"),
     "entries": Range(256, 1, 32_768, "SQ entries"),
     "setup": Words("auto", "rl_setup"),
@@ -155,15 +157,14 @@ def _check(
 RING = Tables(LIVE, START, "rl_setting", spelled={"cap_ns": "wait_cap_ms"})
 
 _TIMEOUT = Range(0, 0, 3_600_000, "ms (0: none)")
-_SNDBUF = LIVE["so_sndbuf"]
 
 RELAY = Tables(
     live={
         "client_timeout_ms": _TIMEOUT,
         "server_timeout_ms": _TIMEOUT,
         "connect_timeout_ms": Range(5_000, 0, 3_600_000, "ms (0: none)"),
-        "so_sndbuf": _SNDBUF,
-        "origin_sndbuf": _SNDBUF,
+        "so_sndbuf": SOCKET_BUFFER,
+        "origin_sndbuf": SOCKET_BUFFER,
     },
     start={
         "port": START["port"],

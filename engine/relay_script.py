@@ -14,7 +14,7 @@ from engine.binding import native, words
 from engine.counters import RELAY as LAYOUT
 from engine.counters import flatten
 from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
-from engine.errors import check, given, unknown
+from engine.errors import UsageError, check, given, unknown
 from engine.handle import Handle
 from engine.parameters import (
     BYTES,
@@ -47,10 +47,6 @@ _ENDS = {-errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
 ROOM = 1 << 40
 _SHORT = Range(1, 1, 2**40, "bytes")
 _PIPE = Range(65_536, 1, 2**30, "bytes")
-
-
-def _socket(number: Any) -> int:
-    return whole("socket", number, NUMBER)
 
 
 class RelayScript(Handle):
@@ -113,6 +109,14 @@ class RelayScript(Handle):
         self.check()
         return check(result, name)
 
+    def _at(self, socket: Any) -> int:
+        """The number of a socket that there is, or was; UsageError for another."""
+        number, count = whole("socket", socket, NUMBER), self.sockets
+        if number >= count:
+            there = f"a whole number from 0 to {count - 1}" if count else "nobody has connected yet"
+            raise UsageError(f"socket={number} is not allowed: {there}")
+        return number
+
     def check(self) -> None:
         """Raises the PolicyError (its cause: what the policy raised) that stopped the relay."""
         for caller in self._callers:
@@ -165,28 +169,29 @@ class RelayScript(Handle):
     def input(self, socket: int, data: bytes) -> None:
         """Bytes arrive on a socket, from its client or origin."""
         data = octets("data", data)
-        self._call("input", _socket(socket), data, len(data))
+        self._call("input", self._at(socket), data, len(data))
 
     def fin(self, socket: int) -> None:
         """The other end closes its direction."""
-        self._call("fin", _socket(socket))
+        self._call("fin", self._at(socket))
 
     def reset(self, socket: int) -> None:
-        """The other end resets: what has arrived and was not read is lost."""
-        self._call("reset", _socket(socket))
+        """The other end resets: what has arrived may still be read, as on Linux; the next call
+        after that, or the next write before it, fails."""
+        self._call("reset", self._at(socket))
 
     def room(self, socket: int, size: int) -> None:
         """Sets how many bytes a socket takes from now on before it says EAGAIN."""
-        self._call("room", _socket(socket), whole("size", size, BYTES))
+        self._call("room", self._at(socket), whole("size", size, BYTES))
 
     def grain(self, socket: int, size: int) -> None:
         """At most so many bytes pass in a call on that socket; 0: no limit."""
-        self._call("grain", _socket(socket), whole("size", size, BYTES))
+        self._call("grain", self._at(socket), whole("size", size, BYTES))
 
     def again(self, socket: int, reads: int = 0, writes: int = 0) -> None:
         """The next so many calls of either direction say EAGAIN, whatever there is."""
         counts = whole("reads", reads, TIMES), whole("writes", writes, TIMES)
-        self._call("again", _socket(socket), *counts)
+        self._call("again", self._at(socket), *counts)
 
     def next_call(self, socket: int, direction: str, outcome: str, short: int = 1) -> None:
         """Chooses what the next call of one direction (``read``: recv or splice into a pipe,
@@ -200,16 +205,16 @@ class RelayScript(Handle):
         if outcome not in _OUTCOMES:
             raise unknown("outcome", str(outcome), _OUTCOMES)
         less = whole("short", short, _SHORT)
-        self._call("next", _socket(socket), direction == "write", _OUTCOMES.index(outcome), less)
+        self._call("next", self._at(socket), direction == "write", _OUTCOMES.index(outcome), less)
 
     def report(self, socket: int) -> None:
         """The next wait reports this socket alone; what else is ready, a later one. A client that
         is not accepted yet stands for the listener. EngineError (EAGAIN) when it is not ready."""
-        self._call("report", _socket(socket))
+        self._call("report", self._at(socket))
 
     def connected(self, socket: int, error: int = 0) -> None:
         """An origin's connect ends: well, or with that errno."""
-        self._call("connected", _socket(socket), -whole("error", error, ERRNO))
+        self._call("connected", self._at(socket), -whole("error", error, ERRNO))
 
     def refuse(self, *, connect: int = 0, accept: int = 0, pipe: int = 0) -> None:
         """The errno that each of these calls fails with from now on; 0: none."""
@@ -278,7 +283,7 @@ class RelayScript(Handle):
     def socket(self, number: int) -> SocketView:
         """A socket, as it is now."""
         out = native()[0].new("rl_relay_socket *")
-        self._call("socket", _socket(number), out)
+        self._call("socket", self._at(number), out)
         return socket_view(out)
 
     def session(self, slot: int = 0) -> SessionView:
@@ -306,7 +311,7 @@ class RelayScript(Handle):
         buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
         pieces: list[bytes] = []
         at = 0
-        while copied := self._call("output", _socket(socket), buffer, at, _OUTPUT_BYTES):
+        while copied := self._call("output", self._at(socket), buffer, at, _OUTPUT_BYTES):
             pieces.append(bytes(ffi.buffer(buffer, copied)))
             at += copied
         return b"".join(pieces)

@@ -133,6 +133,8 @@ class SocketView:
     """By the relay."""
     finished: bool
     """The relay has sent FIN."""
+    broken_off: bool
+    """The relay has reset it: what its other end has got is not whole."""
     watched_read: bool
     """As epoll was told."""
     watched_write: bool

@@ -43,7 +43,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from engine.errors import UsageError
 from engine.handle import Handle
-from engine.parameters import check_host
+from engine.parameters import PORT, SOCKET_BUFFER, Range, check_host, whole
 from engine.startup import bind_error
 from lab.content import PERIOD, pattern, phase
 
@@ -58,6 +58,7 @@ _MOST_DIGITS = 20
 RELEASE = "/release"
 MOST_TICKET = 1 << 30
 _TICKETS_KEPT = 1024
+_TICKET = Range(0, 0, MOST_TICKET, "(0: none)")
 _DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 _REFUSED = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 _WRONG = b"HTTP/1.1 422 Unprocessable Content\r\nContent-Length: 0\r\n\r\n"
@@ -151,8 +152,9 @@ class Origin(Handle):
         self, host: str = "127.0.0.1", port: int = 0, *, rcvbuf: int = 0, sndbuf: int = 0
     ) -> None:
         self._host = check_host(host)
-        self._asked_port = port
-        self._buffers = {socket.SO_RCVBUF: rcvbuf, socket.SO_SNDBUF: sndbuf}
+        self._asked_port = whole("port", port, PORT)
+        self._buffers = {socket.SO_RCVBUF: whole("rcvbuf", rcvbuf, SOCKET_BUFFER),
+                         socket.SO_SNDBUF: whole("sndbuf", sndbuf, SOCKET_BUFFER)}
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -186,6 +188,7 @@ class Origin(Handle):
 
         With a ticket: those that have this one, also if they come only later.
         """
+        ticket = whole("ticket", ticket, _TICKET)
         with self._lock:
             if not ticket:
                 self._releases += 1

@@ -16,6 +16,8 @@ from types import TracebackType
 
 from engine.errors import MachineError
 from engine.handle import Handle
+from engine.parameters import SOCKET_BUFFER, whole
+from lab.origin import Origin
 
 _START_S = 20.0
 _END_S = 5.0
@@ -30,7 +32,7 @@ class OriginProcess(Handle):
     def __init__(self, *, rcvbuf: int = 0) -> None:
         self.target = ""
         self.pid = 0
-        self._rcvbuf = rcvbuf
+        self._rcvbuf = whole("rcvbuf", rcvbuf, SOCKET_BUFFER)
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> OriginProcess:
@@ -84,8 +86,6 @@ class OriginProcess(Handle):
 
 
 def _main() -> None:
-    from lab.origin import Origin
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Origin(rcvbuf=int(sys.argv[1])) as origin:
         print(json.dumps({"target": origin.target}), flush=True)

@@ -63,6 +63,10 @@ static void check_head(reader read, const uint8_t *data, size_t size)
     MUST(again.length == whole.length && again.chunked == whole.chunked);
     MUST(again.status == whole.status && again.head_only == whole.head_only);
     MUST(again.options == close); /* nothing about one connection is left but ours */
+    whole.unchunk = 1; /* as for a client of HTTP/1.0 */
+    length = head_edit(data, (size_t)answer, &whole, close, edited, sizeof edited);
+    MUST(read(edited, length, sizeof edited, &again) == (int64_t)length);
+    MUST(!again.chunked && again.length == whole.length);
 }
 
 /* ---- a play -------------------------------------------------------------------------------- */

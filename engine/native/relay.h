@@ -285,6 +285,7 @@ typedef struct {
     int32_t slot;         /* of its session; -1: not accepted yet, or closed */
     uint8_t closed;       /* by the relay */
     uint8_t finished;     /* the relay has sent FIN */
+    uint8_t broken_off;   /* the relay has reset it */
     uint8_t watched_read; /* as epoll was told */
     uint8_t watched_write;
     uint64_t unread;      /* bytes that have arrived and that the relay has not taken */

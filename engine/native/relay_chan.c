@@ -27,6 +27,7 @@ void chan_init(struct chan *ch, struct session *s)
     ch->fresh = 0;
     ch->error = 0;
     ch->trailers = 0;
+    ch->unchunk = 0;
 }
 
 /* ---- gauges -------------------------------------------------------------------------------- */
@@ -203,7 +204,8 @@ enum after { READ_ON, READ_ENDED }; /* may recv follow in this run of the handle
 static void source_ended(struct relay *r, struct chan *ch, int error)
 {
     STORE(ch->eof, 1);
-    ch->error = error;
+    if (error)
+        ch->error = error;
     r->progress = true;
     end_stop(r, ch->from, READ);
 }
@@ -326,9 +328,6 @@ static void send_after_read(struct relay *r, struct chan *ch)
 void chan_read(struct relay *r, struct chan *ch)
 {
     uint64_t before = ch->spliced + ch->copied;
-    /* Past its message nobody awaits a byte: such bytes must not stand for those that it owes to
-     * take, or a client that sends one now and then is never timed out. */
-    bool awaited = ch->message != RL_MESSAGE_DONE;
     bool told = ch->from->told;
     ch->from->told = 0;
     enum after after = may_splice(r, ch) ? splice_some(r, ch, told) : READ_ON;
@@ -339,7 +338,7 @@ void chan_read(struct relay *r, struct chan *ch)
     bool read = ch->spliced + ch->copied != before;
     if (read) {
         ch->fresh = 1;
-        ch->from->moved |= awaited;
+        ch->from->moved |= BIT_READ;
         r->progress = true;
     }
     if (ch->in || ch->eof || (read && !ch->to_forward))
@@ -365,7 +364,7 @@ static int drain_pipe(struct relay *r, struct chan *ch)
             return n ? (int)n : -EPIPE;
         }
         set_piped(ch, ch->piped - (uint64_t)n);
-        to->moved = 1;
+        to->moved |= BIT_WRITE;
     }
     leave_pipe(r, ch);
     return 0;
@@ -384,7 +383,7 @@ static int drain_buffer(struct relay *r, struct chan *ch)
         }
         ch->start += (uint32_t)n;
         set_held(ch, ch->out - (uint32_t)n, ch->in);
-        to->moved = 1;
+        to->moved |= BIT_WRITE;
     }
     return 0;
 }

@@ -142,14 +142,20 @@ void end_report(struct relay *r, struct end *e, uint8_t bits)
 
 /* ---- timers and the end -------------------------------------------------------------------- */
 
-/* It is under that timer now. Lists are in the order of since, because that is always now. */
-void end_timer(struct relay *r, struct end *e, enum timer timer)
+/*
+ * It is under that timer now. Only bytes of the awaited direction begin its time anew: who takes
+ * nothing is not excused by what it sends. Lists are in the order of since, because that is always
+ * now.
+ */
+void end_timer(struct relay *r, struct end *e, enum timer timer, uint8_t awaited)
 {
-    if (e->timer == timer && !e->moved)
+    bool goes_on = e->timer == timer && e->awaited == awaited && !(e->moved & awaited);
+    e->moved = 0;
+    if (goes_on)
         return;
     STORE(e->timer, (uint8_t)timer);
     STORE(e->since, r->now);
-    e->moved = 0;
+    e->awaited = awaited;
     if (timer == TIMER_NONE)
         unlink_from(&e->timed);
     else
@@ -164,8 +170,7 @@ void end_close(struct relay *r, struct end *e)
     end_stop(r, e, WRITE);
     unlink_from(&e->changed);
     unlink_from(&e->run);
-    e->moved = 0;
-    end_timer(r, e, TIMER_NONE);
+    end_timer(r, e, TIMER_NONE, 0);
     r->ops->close(r, e);
     STORE(e->fd, -1);
     e->watched = e->due = e->edge = e->edge_told = 0;

@@ -195,6 +195,12 @@ static void epoll_pipe_close(struct relay *r, struct pipe *pipe)
 
 static void epoll_finish(struct end *e) { shutdown(e->fd, SHUT_WR); }
 
+static void epoll_reset(struct end *e)
+{
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(e->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
 /* The last descriptor of a socket takes its registration along. */
 static void epoll_close(struct relay *r, struct end *e)
 {
@@ -234,6 +240,7 @@ const struct relay_ops relay_epoll_ops = {
     .pipe_open = epoll_pipe_open,
     .pipe_close = epoll_pipe_close,
     .finish = epoll_finish,
+    .reset = epoll_reset,
     .close = epoll_close,
     .now = epoll_now,
     .wake = epoll_wake,

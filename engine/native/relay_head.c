@@ -7,7 +7,9 @@
  * - Fields about one connection (Connection, what it names, Keep-Alive, Proxy-Connection, Upgrade)
  *   are not passed on. So the origin is asked to close after its response, whatever the client
  *   wants, and can switch to no other protocol.
- * - A response is passed on as HTTP/1.1, which is what this relay speaks.
+ * - A response is passed on as HTTP/1.1, which is what this relay speaks; a request keeps its own
+ *   version, so that an origin which heeds it sends an HTTP/1.0 client no chunks. If it does all
+ *   the same, they are passed on without their framing, up to the end of the connection.
  */
 #include "http_text.h"
 
@@ -206,6 +208,8 @@ static bool is_hop_by_hop(span name, const struct head *head)
 {
     if (IS_NOCASE(name, "connection") || IS_NOCASE(name, "keep-alive") ||
         IS_NOCASE(name, "proxy-connection") || IS_NOCASE(name, "upgrade"))
+        return true;
+    if (head->unchunk && (IS_NOCASE(name, "transfer-encoding") || IS_NOCASE(name, "trailer")))
         return true;
     for (uint32_t i = 0; i < head->options; i++)
         if (same_name(name, head->option[i].at, head->option[i].size))

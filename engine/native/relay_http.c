@@ -45,6 +45,26 @@ static void put_answer(struct session *s)
 
 static void set_message(struct chan *ch, int message) { STORE(ch->message, (uint8_t)message); }
 
+/*
+ * So many of the awaiting bytes are not passed on. If they were what filled the buffer, no sink
+ * will ever move that would make room.
+ */
+static void leave_out(struct chan *ch, uint32_t bytes)
+{
+    chan_taken(ch, bytes);
+    if (!has_output(ch))
+        chan_room_made(ch->session->relay, ch);
+}
+
+/* A line of a chunked body's framing. */
+static void pass_line(struct chan *ch, uint32_t bytes)
+{
+    if (ch->unchunk)
+        leave_out(ch, bytes);
+    else
+        chan_schedule(ch, bytes);
+}
+
 /* False: these bytes are no chunk. Each step takes a line, or says what the next one awaits. */
 static bool chunk_size(struct chan *ch, bool *more)
 {
@@ -53,7 +73,9 @@ static bool chunk_size(struct chan *ch, bool *more)
     *more = line > 0;
     if (line <= 0)
         return line == 0;
-    chan_schedule(ch, (uint64_t)line + size);
+    if (ch->unchunk)
+        leave_out(ch, (uint32_t)line);
+    chan_schedule(ch, ch->unchunk ? size : (uint64_t)line + size);
     set_message(ch, size ? RL_MESSAGE_CHUNK_DATA : RL_MESSAGE_TRAILERS);
     ch->trailers = 0;
     return true;
@@ -66,7 +88,7 @@ static bool chunk_end(struct chan *ch, bool *more)
     if ((ch->in && in[0] != '\r') || (ch->in > 1 && in[1] != '\n'))
         return false;
     if (*more) {
-        chan_schedule(ch, 2);
+        pass_line(ch, 2);
         set_message(ch, RL_MESSAGE_CHUNK_SIZE);
     }
     return true;
@@ -84,7 +106,7 @@ static bool trailer_line(struct chan *ch, bool *more)
     ch->trailers += line;
     if (line < 2 || in[line - 2] != '\r' || ch->trailers > most)
         return false;
-    chan_schedule(ch, line);
+    pass_line(ch, line);
     if (line == 2)
         set_message(ch, RL_MESSAGE_DONE);
     return true;
@@ -212,6 +234,8 @@ static void frame_response(struct session *s, const struct head *head, uint32_t 
     bool final = head->status >= 200;
     bool empty = !final || s->head_only || head->status == 204 || head->status == 304;
     s->begun |= final;
+    ch->unchunk = head->unchunk;
+    s->by_close |= until || (head->unchunk && !empty);
     if (until) {
         chan_schedule(ch, FORWARD_ALL);
         set_message(ch, RL_MESSAGE_UNTIL_CLOSE);
@@ -232,6 +256,12 @@ static void response_head(struct relay *r, struct session *s)
     int64_t n = head_response(chan_in(ch), ch->in, (size_t)r->max_head, &head);
     if (n == 0)
         return;
+    if (n > 0 && head.status < 200 && s->http10) {
+        leave_out(ch, (uint32_t)n); /* HTTP/1.0 has no interim responses */
+        s->again = 1;
+        return;
+    }
+    head.unchunk = n > 0 && s->http10 && head.chunked;
     bool until = n > 0 && head.status >= 200 && !s->head_only && head.status != 204 &&
                  head.status != 304 && !head.chunked && head.length < 0;
     s->last |= until; /* the client sees the end of such a body by the end of its connection */

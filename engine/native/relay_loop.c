@@ -69,6 +69,7 @@ void relay_end_all(struct relay *r)
 static void begin_stop(struct relay *r)
 {
     r->stop_at = r->now + r->stop_grace_ns;
+    r->stop_at += !r->stop_at; /* virtual time begins at 0, which means: not stopping */
     end_close(r, &r->listener);
     for (uint32_t i = 0; i < r->slots; i++) {
         struct session *s = r->sessions[i];
@@ -308,7 +309,7 @@ void relay_timers(struct relay *r)
             struct end *e = HOLDER(list->next, struct end, timed);
             if (r->now - e->since < limit)
                 break;
-            e->moved = 1; /* whatever it does next, its time begins anew */
+            e->moved = BIT_READ | BIT_WRITE; /* whatever it does next, its time begins anew */
             session_expired(e->session, timer);
             if (e->session->open)
                 session_timers(e->session);

@@ -66,8 +66,9 @@ struct end {
     uint8_t edge_told;
     uint8_t due;             /* BIT_* whose handlers run in this turn */
     uint8_t told;            /* epoll said readable since its read handler last ran */
-    uint8_t moved;           /* bytes passed it since its timer was looked at */
-    uint8_t timer;           /* enum timer that it is under */
+    uint8_t moved;           /* BIT_*: bytes passed it that way since its timer was looked at */
+    uint8_t timer;           /* enum timer that it is under, */
+    uint8_t awaited;         /* and the BIT_* whose bytes begin its time anew; 0: none do */
     uint64_t calls;          /* system calls made on it */
     int64_t since;           /* when what the timer awaits was last seen */
     struct link active, changed, run, timed;
@@ -100,7 +101,9 @@ struct chan {
     uint8_t fresh;    /* bytes came since the HTTP layer last looked */
     uint8_t eof;
     uint8_t no_splice;
-    int32_t error;    /* how its source was lost; 0: it was not, or by a plain FIN */
+    uint8_t unchunk;  /* its chunks are passed on without their framing */
+    int32_t error;    /* how its source was lost, also if a write was told; 0: it was not, or by
+                         a plain FIN */
     uint32_t trailers; /* bytes of trailer lines so far */
     uint64_t spliced, copied;
     uint8_t data[RL_RELAY_BUFFER];
@@ -123,6 +126,7 @@ struct session {
     uint8_t last;       /* the session ends after this response */
     uint8_t http10;     /* the client speaks HTTP/1.0 */
     uint8_t begun;      /* bytes of this response's final head were scheduled */
+    uint8_t by_close;   /* its body's end is told by the end of the client's connection */
     uint8_t closing;    /* ends once everything is sent */
     uint8_t lingering;  /* everything is sent, FIN too */
     uint8_t again;      /* the HTTP layer has more to do */
@@ -152,6 +156,7 @@ struct relay_ops {
     int (*pipe_open)(struct relay *r, struct pipe *pipe);
     void (*pipe_close)(struct relay *r, struct pipe *pipe);
     void (*finish)(struct end *e); /* sends FIN; reading goes on */
+    void (*reset)(struct end *e);  /* its close will be a reset */
     void (*close)(struct relay *r, struct end *e);
     int64_t (*now)(struct relay *r);
     void (*wake)(struct relay *r); /* any thread */
@@ -224,7 +229,7 @@ void end_stop(struct relay *r, struct end *e, enum dir dir);
 void end_poll(struct relay *r, struct end *e, enum dir dir); /* it said EAGAIN */
 void end_poll_edge(struct relay *r, struct end *e);          /* the mirror fault */
 void end_close(struct relay *r, struct end *e);
-void end_timer(struct relay *r, struct end *e, enum timer timer);
+void end_timer(struct relay *r, struct end *e, enum timer timer, uint8_t awaited);
 void end_sync(struct relay *r);  /* tell epoll what has changed */
 void end_report(struct relay *r, struct end *e, uint8_t bits); /* epoll says: ready, BIT_* */
 void end_level(struct relay *r); /* the engine has become level-triggered */
@@ -251,6 +256,7 @@ enum { CONNECTION_OPTIONS = 16 };
 struct head {
     int32_t status;  /* of a response */
     uint8_t head_only, http10, close, chunked;
+    uint8_t unchunk; /* its Transfer-Encoding is not passed on */
     int64_t length;  /* Content-Length; -1: none */
     uint32_t skip;   /* empty lines before a request */
     struct {

@@ -212,6 +212,19 @@ static int op_connect(struct relay *r, struct end *e)
     return -EINPROGRESS;
 }
 
+/*
+ * After a reset, as on Linux: what has arrived is read first; then one call is told of it, a write
+ * at once; and what is read after that ends as if a FIN had come.
+ */
+static int lost(struct socket *k, enum dir dir)
+{
+    if (dir == READ && (unread(&k->arrived) || k->fin))
+        return 0;
+    int error = k->fin ? EPIPE : k->reset;
+    k->fin = true;
+    return -error;
+}
+
 /* Whether a call of that direction fails, before any byte is looked at. */
 static int refusal(struct socket *k, enum dir dir)
 {
@@ -223,7 +236,7 @@ static int refusal(struct socket *k, enum dir dir)
         return -EAGAIN;
     if (k->connect_error)
         return -k->connect_error;
-    return k->reset && (dir == WRITE || !unread(&k->arrived)) ? -k->reset : 0;
+    return k->reset ? lost(k, dir) : 0;
 }
 
 /* So many bytes as whoever drives this lets the call have: it was chosen for one call. */
@@ -325,6 +338,8 @@ static void op_pipe_close(struct relay *r, struct pipe *pipe)
 
 static void op_finish(struct end *e) { bound(e)->finished = true; }
 
+static void op_reset(struct end *e) { bound(e)->broken_off = true; }
+
 static void op_close(struct relay *r, struct end *e)
 {
     rl_relay_script *s = script_of(r);
@@ -333,7 +348,8 @@ static void op_close(struct relay *r, struct end *e)
         return;
     }
     struct socket *k = script_socket(s, e->fd);
-    k->closed = k->finished = true;
+    k->closed = true;
+    k->finished |= !k->broken_off;
     k->end = NULL;
     k->watched = 0;
 }
@@ -358,6 +374,7 @@ const struct relay_ops relay_script_ops = {
     .pipe_open = op_pipe_open,
     .pipe_close = op_pipe_close,
     .finish = op_finish,
+    .reset = op_reset,
     .close = op_close,
     .now = op_now,
     .wake = op_wake,

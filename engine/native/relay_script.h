@@ -12,6 +12,7 @@ struct socket {
     int slot;
     uint8_t side;
     bool closed, finished, accepted, connecting;
+    bool broken_off; /* its close was a reset */
     int connect_error; /* what the connect has come to; told by the next send */
     int reset;         /* errno that calls fail with */
     bool fin;

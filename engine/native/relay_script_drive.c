@@ -116,7 +116,6 @@ int rl_relay_script_reset(rl_relay_script *s, int number)
     if (!k)
         return -EINVAL;
     k->reset = ECONNRESET;
-    k->arrived.at = k->arrived.size; /* a reset loses what was not read */
     k->anew = true;
     return 0;
 }
@@ -272,7 +271,8 @@ int rl_relay_script_socket(rl_relay_script *s, int number, rl_relay_socket *out)
     const uint8_t ready = script_ready(s, k);
     *out = (rl_relay_socket){
         .side = k->side, .slot = k->end ? k->slot : -1, .closed = k->closed,
-        .finished = k->finished, .watched_read = (k->watched & BIT_READ) != 0,
+        .finished = k->finished, .broken_off = k->closed && k->broken_off,
+        .watched_read = (k->watched & BIT_READ) != 0,
         .watched_write = (k->watched & BIT_WRITE) != 0, .unread = unread(&k->arrived),
         .delivered = k->delivered.size, .room = k->room, .ready_read = (ready & BIT_READ) != 0,
         .ready_write = (ready & BIT_WRITE) != 0, .next_read = outcome(k, READ),

@@ -40,7 +40,7 @@ static void reset_state(struct session *s)
     STORE(s->answer, 0);
     STORE(s->requests, 0);
     STORE(s->responses, 0);
-    s->deaf = s->head_only = s->last = s->http10 = s->begun = s->again = 0;
+    s->deaf = s->head_only = s->last = s->http10 = s->begun = s->by_close = s->again = 0;
     s->reason = 0;
 }
 
@@ -72,30 +72,42 @@ void session_wake(struct session *s)
 
 /* ---- what is awaited ----------------------------------------------------------------------- */
 
-static enum timer client_timer(const struct session *s)
+/* Where something waits for it, the client is to take that; what it sends meanwhile may wait. */
+static void client_timer(struct session *s)
 {
     const struct chan *ch = &s->request;
-    bool reads = !s->closing && !s->deaf && ch->message != RL_MESSAGE_DONE && !ch->full && !ch->eof;
+    bool takes = s->answer || has_output(&s->response);
+    bool sends = !s->closing && !s->deaf && ch->message != RL_MESSAGE_DONE && !ch->full && !ch->eof;
     if (s->lingering)
-        return TIMER_LINGER;
-    return reads || s->answer || has_output(&s->response) ? TIMER_CLIENT : TIMER_NONE;
+        end_timer(s->relay, &s->client, TIMER_LINGER, 0); /* as a whole, whatever still comes */
+    else if (takes || sends)
+        end_timer(s->relay, &s->client, TIMER_CLIENT, takes ? BIT_WRITE : BIT_READ);
+    else
+        end_timer(s->relay, &s->client, TIMER_NONE, 0);
 }
 
-static enum timer origin_timer(const struct session *s)
+/*
+ * The origin is to take its request, then to answer. One that has begun its answer may leave the
+ * rest of the request where it is.
+ */
+static void origin_timer(struct session *s)
 {
     const struct chan *ch = &s->response;
-    bool asked = s->deaf || s->begun || s->request.message == RL_MESSAGE_DONE;
-    if (s->origin.fd < 0)
-        return TIMER_NONE;
-    if (s->connecting)
-        return TIMER_CONNECT;
-    return has_output(&s->request) || (asked && !ch->full && !ch->eof) ? TIMER_ORIGIN : TIMER_NONE;
+    bool answers = s->deaf || s->begun;
+    bool takes = !answers && has_output(&s->request);
+    answers |= !takes && s->request.message == RL_MESSAGE_DONE;
+    if (s->origin.fd >= 0 && s->connecting)
+        end_timer(s->relay, &s->origin, TIMER_CONNECT, 0);
+    else if (s->origin.fd >= 0 && (takes || (answers && !ch->full && !ch->eof)))
+        end_timer(s->relay, &s->origin, TIMER_ORIGIN, takes ? BIT_WRITE : BIT_READ);
+    else
+        end_timer(s->relay, &s->origin, TIMER_NONE, 0);
 }
 
 void session_timers(struct session *s)
 {
-    end_timer(s->relay, &s->client, client_timer(s));
-    end_timer(s->relay, &s->origin, origin_timer(s));
+    client_timer(s);
+    origin_timer(s);
 }
 
 /* What was awaited did not come in time. */
@@ -163,6 +175,12 @@ void session_closing(struct session *s, int32_t reason)
     session_wake(s);
 }
 
+/* Would the client take the end of its connection for the end of a body that is not whole? */
+static bool cut_short(const struct session *s)
+{
+    return s->by_close && (s->response.message != RL_MESSAGE_DONE || has_output(&s->response));
+}
+
 /*
  * All is sent, and FIN behind it. Until the client's own FIN, what it still sends is thrown away: a
  * socket that is closed with unread bytes resets the connection, and the client may lose the end of
@@ -172,7 +190,7 @@ void session_linger(struct session *s)
 {
     if (s->lingering)
         return;
-    if (s->request.eof) {
+    if (s->request.eof || cut_short(s)) {
         session_end(s, s->reason);
         return;
     }
@@ -190,6 +208,8 @@ void session_end(struct session *s, int32_t reason)
     ADD(r->count.closes[reason], 1);
     r->progress = true;
     end_close(r, &s->origin);
+    if (cut_short(s))
+        r->ops->reset(&s->client);
     end_close(r, &s->client);
     chan_clear(r, &s->request);
     chan_clear(r, &s->response);
@@ -201,7 +221,6 @@ void session_end(struct session *s, int32_t reason)
 void session_lost(struct session *s, struct end *e, int error)
 {
     struct relay *r = s->relay;
-    (void)error;
     if (e == &s->client) {
         session_end(s, RL_CLOSE_CLIENT_RESET);
         return;
@@ -211,8 +230,13 @@ void session_lost(struct session *s, struct end *e, int error)
         http_answer(s, 502, RL_CLOSE_CONNECT_FAILED);
         return;
     }
-    /* It takes no more of the request, but may have answered already: its response is read on. */
+    /*
+     * It takes no more of the request, but may have answered already: its response is read on. A
+     * reset is told once, and what is read after it ends as by a FIN; EPIPE: the FIN came first.
+     */
     s->deaf = 1;
+    if (error != EPIPE)
+        s->response.error = error;
     end_stop(r, e, WRITE);
     end_stop(r, &s->client, READ);
     chan_clear(r, &s->request);

@@ -15,6 +15,7 @@ from typing import Any
 from engine import PRESETS, RelayScript, Script
 from engine.decisions import AnyPolicy, Policy, ResolvedPolicy
 from engine.errors import UsageError, unknown
+from engine.parameters import NUMBER, Range, whole
 from engine.relay_policy import PRESETS as RELAY_PRESETS
 from engine.relay_policy import RELAY, RelayPolicy
 from lab.live.stepper_driver import Action, Driver, Seen
@@ -26,6 +27,9 @@ __all__ = ["COMPLETIONS", "FIXTURES", "PHASES", "PHASE_WORDS", "Action", "Seen",
 _DRIVERS: dict[str, type[RingDriver | RelayDriver]] = {
     each.case: each for each in (RingDriver, RelayDriver)
 }
+
+
+_ACTIONS = Range(1, 0, 2**31 - 1, "actions")
 
 
 def _of_relay(policy: object) -> bool:
@@ -110,7 +114,7 @@ class Stepper:
         if driver is None or name.startswith("_"):
             raise AttributeError(name)
         if phase in driver.phases:
-            return lambda: self.do(phase)
+            return lambda *given, **options: self._act(driver.asked(phase, given, options))
         if name not in driver.verbs():
             raise AttributeError(f"the stepper of {driver.case} has no '{name}'; it has: "
                                  f"{', '.join(self._named())}")
@@ -118,7 +122,7 @@ class Stepper:
 
         @functools.wraps(method)
         def act(*given: Any, **options: Any) -> Seen:
-            return self._act(method(*given, **options))
+            return self._act(driver.asked(name, given, options))
 
         return act
 
@@ -133,7 +137,7 @@ class Stepper:
     def do(self, name: str, **options: Any) -> Seen:
         """Does one thing by name; what had been undone is forgotten. RinglabError if it does not
         fit (no such slot, no SEND in flight): then nothing was changed."""
-        return self._act(self._driver.action(name, **options))
+        return self._act(self._driver.asked(name, (), options))
 
     def _act(self, action: Action) -> Seen:
         try:
@@ -148,6 +152,7 @@ class Stepper:
 
     def back(self, steps: int = 1) -> Seen:
         """Undoes the last ``steps`` actions, as far as there are any."""
+        steps = whole("steps", steps, _ACTIONS)
         for _ in range(min(steps, len(self._done))):
             self._undone.append(self._done.pop())
         self._replay(self._done)
@@ -155,7 +160,8 @@ class Stepper:
         return self._seen[-1]
 
     def forward(self, steps: int = 1) -> Seen:
-        """Does again what was undone last."""
+        """Does again the ``steps`` actions that were undone last, as far as there are any."""
+        steps = whole("steps", steps, _ACTIONS)
         for _ in range(min(steps, len(self._undone))):
             action = self._undone.pop()
             self._apply(action)
@@ -164,8 +170,9 @@ class Stepper:
         return self._seen[-1]
 
     def go_to(self, number: int) -> Seen:
-        """Goes to the state after the first ``number`` actions of all that are known."""
-        here = len(self._done)
+        """Goes to the state after the first ``number`` actions of all that are known, or the last
+        one if there are fewer."""
+        here, number = len(self._done), whole("number", number, _ACTIONS)
         return self.back(here - number) if number <= here else self.forward(number - here)
 
     def clear(self, policy: AnyPolicy | None = None) -> Seen:
@@ -189,7 +196,7 @@ class Stepper:
         known = self._driver.fixtures
         name = name or next(iter(known))
         if name not in known:
-            raise unknown("fixture", name, known)
+            raise unknown("fixture", f"{name}", known)
         self.clear(policy)
         self._driver.play(self, name)
         return self._seen[-1]
@@ -228,7 +235,7 @@ class Stepper:
 
     def line(self, slot: int = 0) -> str:
         """The state in one line; of the ring as the founding report's fixture prints it."""
-        return self._driver.line(self.now, slot)
+        return self._driver.line(self.now, whole("slot", slot, NUMBER))
 
     def _begin(self) -> None:
         self._driver.begin(self._from)

@@ -6,12 +6,13 @@ same for all and is in :mod:`lab.live.stepper`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.decisions import AnyPolicy
-from engine.errors import RinglabError, unknown
+from engine.errors import RinglabError, UsageError, unknown
 from lab.automaton import Drawing
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ def phase_work(name: str) -> Callable[[Any, dict[str, Any]], object]:
     return lambda driver, given: driver._phase(name)
 
 
+def _spelled(action: str) -> str:
+    """As the method of that action is."""
+    return action.replace(" ", "_").replace("-", "_")
+
+
+def _bare(driver: Driver, name: str) -> Verb:
+    """An action that takes nothing, as the phases do."""
+    return lambda: driver.action(name)
+
+
 class Driver:
     """An engine's script as a stepper drives it.
 
@@ -105,6 +116,24 @@ class Driver:
         if name not in self.work:
             raise unknown("action", name, self.work)
         return Action(name, tuple(options.items()), self.phases.get(name, ""))
+
+    def asked(self, name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> Action:
+        """The action that a stepper's caller means: a phase, ``set``, or what a verb makes of
+        ``given`` and ``options``. UsageError for what it does not take, and where one is missing.
+        """
+        named = {_spelled(each): each for each in self.work}.get(_spelled(f"{name}"))
+        if named is None:
+            raise unknown("action", f"{name}", self.work)
+        if named == "set" and not given:
+            return self.action(named, **options)  # the script knows what can be set
+        is_verb = _spelled(named) in self.verbs()
+        made: Verb = getattr(self, _spelled(named)) if is_verb else _bare(self, named)
+        try:
+            inspect.signature(made).bind(*given, **options)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(made).parameters) or "nothing"
+            raise UsageError(f"{name}: {error}; it takes {takes}") from None
+        return made(*given, **options)
 
     def apply(self, action: Action) -> None:
         """Does it; RinglabError when it does not fit."""

@@ -179,7 +179,7 @@ class RelayDriver(Driver):
 
     @verb
     def reset(self, side: str = "client", socket: int | None = None) -> Action:
-        """The other end resets; what was not read is lost."""
+        """The other end resets; what has arrived may still be read."""
         return self.action("reset", socket=self._at(side, socket))
 
     # -- the kernel -----------------------------------------------------------------------------
@@ -191,12 +191,13 @@ class RelayDriver(Driver):
         pipe) or a ``write`` (send, or splice out of it).
 
         ``full``: all that is asked for, of a read all that has arrived; ``short``: ``short`` bytes
-        less; ``EAGAIN``; ``FIN`` (a read's 0; only where nothing waits before it); ``reset``.
+        less; ``EAGAIN``; ``FIN`` (a read's 0) and ``reset``, both of a read only where nothing
+        waits before them.
         """
         if how not in OUTCOMES:
-            raise unknown("outcome", how, OUTCOMES)
+            raise unknown("outcome", f"{how}", OUTCOMES)
         if call not in CALLS:
-            raise unknown("call", call, CALLS)
+            raise unknown("call", f"{call}", CALLS)
         more = {"short": whole("short", short, _PART)} if how == "short" else {}
         return self.action("returns", socket=self._at(side, socket), call=call, how=how, **more)
 
@@ -210,7 +211,7 @@ class RelayDriver(Driver):
             if not ready:
                 raise UsageError("epoll has nothing to report now")
             socket = ready[-1]
-        return self.action("report", socket=socket)
+        return self.action("report", socket=self._one(socket))
 
     @verb
     def advance(self, ms: int) -> Action:
@@ -305,16 +306,21 @@ class RelayDriver(Driver):
 
     def _at(self, side: str, socket: int | None) -> int:
         """The socket that is meant: the newest open one of that side."""
-        if socket is not None:
-            return socket
         if side not in SIDES:
-            raise unknown("side", side, SIDES)
+            raise unknown("side", f"{side}", SIDES)
+        if socket is not None:
+            return self._one(socket)
         for number in range(self.script.sockets - 1, -1, -1):
             view = self.script.socket(number)
             if view.side == side and not view.closed:
                 return number
         raise UsageError("no client is connected: connect one first" if side == "client" else
                          "the relay is not connected to an origin: a request must get there first")
+
+    def _one(self, socket: int) -> int:
+        """A socket that there is; UsageError for another."""
+        self.script.socket(socket)
+        return socket
 
     # -- phases ---------------------------------------------------------------------------------
 
@@ -449,15 +455,15 @@ class RelayDriver(Driver):
 
     def _returns(self, given: Mapping[str, Any]) -> None:
         socket, call, how = given["socket"], given["call"], given["how"]
+        unread = self.script.socket(socket).unread
+        if how == "FIN" and call == "write":
+            raise UsageError("a write does not return FIN; 'reset' is how it fails")
+        if how in ("FIN", "reset") and call == "read" and unread:
+            raise UsageError(f"{unread:,} bytes come before a {how} on socket {socket}: the next "
+                             "read takes those")
         if how == "reset":
             self.script.reset(socket)
         elif how == "FIN":
-            unread = self.script.socket(socket).unread
-            if call == "write":
-                raise UsageError("a write does not return FIN; 'reset' is how it fails")
-            if unread:
-                raise UsageError(f"{unread:,} bytes come before a FIN on socket {socket}: the next "
-                                 "read takes those")
             self.script.fin(socket)
         else:
             self.script.next_call(socket, call, how.lower(), given.get("short", 1))

@@ -22,6 +22,7 @@ STATUS = {
     505: b"HTTP/1.1 505 HTTP Version Not Supported" + REST,
 }
 GET = b"GET / HTTP/1.1\r\nHost: o\r\n\r\n"
+PASSED_POST = b"POST / HTTP/1.1\r\nContent-Length: 30000\r\nConnection: close\r\n\r\n"
 PASSED = b"GET / HTTP/1.1\r\nHost: o\r\nConnection: close\r\n\r\n"
 
 
@@ -57,9 +58,25 @@ class Talk:
         self.script.set(**timeouts)
         self.turns(60)
 
+    def passes(self, ms: int, **timeouts: int) -> bool:
+        """Time passes, and no more than that; whether the session outlives these timeouts."""
+        self.script.advance(ms * MS)
+        self.script.set(**timeouts)
+        for phase in ("decide", "timers"):  # without the wait, which would sleep to the deadline
+            self.script.phase(phase)
+        self.script.set(**dict.fromkeys(timeouts, 0))
+        session = self.script.session(0) if self.script.counters()["sessions"] else None
+        return session is not None and not session.closing
+
     @property
     def got(self) -> bytes:
         return self.script.output(self.client)
+
+    def looks_whole(self) -> bool:
+        """Whether the client sees a FIN behind what it got, rather than a reset."""
+        view = self.script.socket(self.client)
+        assert view.finished is not view.broken_off
+        return view.finished
 
     def closed(self) -> str:
         """The reason for which its session ended; the client closes too if need be."""
@@ -237,7 +254,137 @@ def test_a_body_until_close() -> None:
     talk.script.fin(1)
     talk.turns()
     assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 50_000
+    assert talk.looks_whole()
     assert talk.closed() == "client"
+
+
+GET10 = b"GET / HTTP/1.0\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\nX-End: 2\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nX-End: 2\r\nConnection: close\r\n\r\n"
+
+
+def in_chunks(*bodies: bytes) -> bytes:
+    return b"".join(b"%x;ext=1\r\n%b\r\n" % (len(body), body) for body in bodies)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("piece", [0, 1, 999])
+def test_a_client_of_http_1_0_gets_no_chunks(policy: str, piece: int, keep: bytes) -> None:
+    talk = Talk(policy)
+    talk.asks(GET10[:-2] + keep + b"\r\n")
+    assert talk.script.output(1) == b"GET / HTTP/1.0\r\nConnection: close\r\n\r\n"
+    bodies = b"wiki", b"y" * (90 if piece == 1 else 9000), b"\r\n0\r\n\r\n"
+    talk.answers(CHUNKED + in_chunks(*bodies) + b"0\r\nX-Sum: 1\r\n\r\n", piece)
+    assert talk.got == PLAIN + b"".join(bodies)
+    assert talk.looks_whole()
+    assert talk.closed() == "client"
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize(("rest", "reason"), [
+    (b"", "origin_short"), (b"0\r\n", "origin_short"), (b"no size\r\n", "bad_response"),
+])
+def test_half_of_what_were_chunks_ends_in_a_reset(policy: str, rest: bytes, reason: str) -> None:
+    talk = Talk(policy)
+    talk.asks(GET10)
+    talk.answers(CHUNKED + in_chunks(HALF) + rest)
+    if reason != "bad_response":
+        talk.script.fin(1)
+        talk.turns()
+    assert talk.got == PLAIN + HALF
+    assert not talk.looks_whole()
+    assert talk.closed() == reason
+
+
+def test_a_client_of_http_1_0_gets_no_interim_response() -> None:
+    talk = Talk()
+    talk.asks(GET10)
+    talk.answers(b"HTTP/1.1 103 Early\r\n\r\n" * 3)
+    talk.answers(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+    assert talk.got == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+
+
+def test_a_head_that_answers_http_1_0_names_no_coding() -> None:
+    talk = Talk()
+    talk.asks(GET10.replace(b"GET", b"HEAD"))
+    talk.answers(CHUNKED)
+    assert talk.got == PLAIN
+    assert talk.looks_whole()
+    assert talk.closed() == "client"
+
+
+def test_what_is_left_out_makes_room_for_more() -> None:
+    """Nothing of it goes to the sink, whose moves would else let the reading go on."""
+    talk = Talk(max_head=15_360)
+    talk.asks(GET10)
+    long = b"X: " + b"y" * 8000 + b"\r\n"
+    talk.answers((b"HTTP/1.1 103 Early\r\n" + long + b"\r\n") * 4 + CHUNKED + in_chunks(b"wiki"))
+    assert talk.got == PLAIN + b"wiki"
+    talk.answers(b"0;" + b"e" * 200 + b"\r\n" + long + b"Z: " + b"z" * 7300 + b"\r\n\r\n")
+    assert talk.looks_whole()
+    assert talk.script.counters()["sink_full"] >= 2, "the buffer was full"
+
+
+UNTIL = b"HTTP/1.1 200 OK\r\n\r\n"
+HALF = b"x" * 30_000
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("how", ["origin_reset", "server_timeout", "stopped"])
+def test_half_a_body_until_close_ends_in_a_reset(policy: str, how: str) -> None:
+    talk = Talk(policy, stop_grace_ms=0)
+    talk.asks(GET)
+    talk.answers(UNTIL + HALF)
+    if how == "origin_reset":
+        talk.script.reset(1)
+    elif how == "stopped":
+        talk.script.stop()
+    else:
+        assert not talk.passes(60, server_timeout_ms=50)
+    talk.turns()
+    assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + HALF, "all there was"
+    assert not talk.looks_whole()
+    assert talk.closed() == how
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_client_that_is_timed_out_in_a_body_until_close_sees_a_reset(
+    policy: str, ended: bool
+) -> None:
+    """Also if its origin has ended it: the rest is here, and the client has not taken it."""
+    talk = Talk(policy, pipe_size=1 << 20)
+    talk.asks(GET)
+    talk.script.room(0, 5000)
+    talk.answers(UNTIL + HALF)
+    if ended:
+        talk.script.fin(1)
+        talk.turns()
+    assert not talk.passes(60, client_timeout_ms=50)
+    assert len(talk.got) == 5000
+    assert not talk.looks_whole()
+    assert talk.closed() == "client_timeout"
+
+
+def test_half_a_body_of_known_length_ends_as_it_is() -> None:
+    """Its framing tells the client, and a reset could cost it what is on its way."""
+    for head in (b"Content-Length: 90000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n9999\r\n"):
+        talk = Talk()
+        talk.asks(GET)
+        talk.answers(b"HTTP/1.1 200 OK\r\n" + head + HALF)
+        talk.script.reset(1)
+        talk.turns()
+        assert talk.got == b"HTTP/1.1 200 OK\r\n" + head + HALF
+        assert talk.looks_whole()
+        assert talk.closed() == "origin_reset"
+
+
+def test_a_reset_that_only_a_write_was_told_of_cuts_a_body_until_close() -> None:
+    talk = reset_before_it_is_read("after", UNTIL + b"half")
+    assert talk.got == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf"
+    assert not talk.looks_whole()
+    assert talk.closed() == "origin_reset"
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -263,14 +410,61 @@ def test_an_answer_before_the_request_is_read_ends_the_session() -> None:
     assert talk.closed() == "early_response"
 
 
-def test_an_origin_that_takes_no_more_may_still_answer() -> None:
-    talk = Talk("no-splice")
-    talk.script.room(1, 0) if talk.script.sockets > 1 else None
-    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n" + b"x" * 60_000)
-    talk.answers(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_an_origin_that_takes_nothing_more_may_still_answer(policy: str) -> None:
+    talk = Talk(policy)
+    upload(talk)
+    request = talk.script.session(0).request
+    assert request.piped + request.scheduled >= 5000, "it waits for the origin to take it"
+    assert request.write == "polled"
+    assert talk.script.output(1) == PASSED_POST, "of the body nothing was taken"
+    answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+    talk.answers(answer)
+    assert talk.got == answer
+    assert talk.closed() == "early_response"
+    assert talk.script.counters()["answers"] == 0, "no answer of the relay's own"
+
+
+def reset_before_it_is_read(policy: str, answer: bytes) -> Talk:
+    """An origin answers and resets; of the two the relay's next write finds the reset first."""
+    talk = Talk(policy)
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30000\r\n\r\n" + b"x" * 5000)
+    assert talk.script.output(1) == PASSED_POST + b"x" * 5000
+    talk.script.input(1, answer)
     talk.script.reset(1)
-    talk.asks(b"x" * 1000)
-    assert talk.closed() in ("origin_reset", "origin_short", "early_response")
+    talk.script.input(0, b"x" * 6000)
+    talk.script.report(0)
+    talk.turns(1)
+    session = talk.script.session(0)
+    assert session.request.read == "off", "it failed, and nothing more of the request is wanted"
+    assert talk.script.socket(1).unread == len(answer)
+    talk.turns()
+    assert talk.script.output(1) == PASSED_POST + b"x" * 5000
+    return talk
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_an_answer_that_was_there_before_the_reset_is_passed_on(policy: str) -> None:
+    answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+    talk = reset_before_it_is_read(policy, answer)
+    assert talk.got == answer
+    assert talk.closed() == "early_response"
+    assert talk.script.counters()["answers"] == 0
+
+
+@pytest.mark.parametrize(("answer", "got"), [
+    (b"", STATUS[502]),
+    (b"HTTP/1.1 413 Too", STATUS[502]),
+    (b"HTTP/1.1 413 Too Large\r\nContent-Length: 20\r\n\r\nbegun",
+     b"HTTP/1.1 413 Too Large\r\nContent-Length: 20\r\n\r\nbegun"),
+])  # fmt: skip
+def test_a_reset_that_a_write_was_told_of_is_one_to_the_reader_too(
+    answer: bytes, got: bytes
+) -> None:
+    """The kernel tells it once: the read that follows ends as if by a FIN."""
+    talk = reset_before_it_is_read("after", answer)
+    assert talk.got == got
+    assert talk.closed() == "origin_reset"
 
 
 # -- connections, limits ---------------------------------------------------------------------------
@@ -368,32 +562,6 @@ def test_a_stalled_client_is_timed_out(policy: str) -> None:
     assert talk.closed() == "client_timeout"
 
 
-@pytest.mark.parametrize("policy", ["before", "after", "mirror", "no-splice"])
-def test_a_stalled_client_that_sends_now_and_then_is_timed_out(policy: str) -> None:
-    """What is awaited is that it reads; the bytes of a request that it asks next are not that."""
-    talk = Talk(policy, pipe_size=1 << 20)
-    stall(talk)
-    talk.script.set(client_timeout_ms=50)
-    for byte in GET[:9]:  # one turn each: it is woken by the byte, never by the deadline
-        talk.script.advance(9 * MS)
-        if not talk.script.socket(0).closed:
-            talk.script.input(talk.client, bytes([byte]))
-            talk.script.turn()
-    assert talk.closed() == "client_timeout"
-
-
-def test_a_client_that_sends_its_body_slowly_is_not_timed_out() -> None:
-    """There the bytes are what is awaited."""
-    talk = Talk()
-    talk.asks(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n")
-    talk.script.set(client_timeout_ms=50)
-    for _ in range(19):
-        talk.script.advance(20 * MS)
-        talk.script.input(talk.client, b"x")
-        talk.script.turn()
-    assert not talk.script.socket(0).closed
-
-
 def test_a_stalled_client_is_timed_out_even_while_the_relay_spins() -> None:
     talk = Talk("before", pipe_size=1 << 20)
     stall(talk)
@@ -415,6 +583,72 @@ def stall(talk: Talk) -> None:
     talk.answers(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n")
     talk.script.room(0, 0)
     talk.answers(b"x" * 87_000, 5000)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_what_a_stalled_client_sends_does_not_excuse_it(policy: str) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    stall(talk)
+    for done in range(4):
+        assert talk.passes(10, client_timeout_ms=50), done
+        talk.asks(GET[done : done + 1])
+    assert not talk.passes(10, client_timeout_ms=50)
+    assert talk.closed() == "client_timeout"
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+def test_a_client_that_takes_a_little_now_and_then_gets_everything(policy: str) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    stall(talk)
+    talk.answers(b"x" * 3000)
+    for _ in range(45):
+        assert talk.passes(40, client_timeout_ms=50)
+        talk.script.room(0, 2001)
+        talk.turns()
+    assert talk.got.endswith(b"\r\n\r\n" + b"x" * 90_000)
+
+
+def test_an_upload_that_comes_slowly_is_not_timed_out() -> None:
+    talk = Talk()
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30\r\n\r\n")
+    for _ in range(30):
+        assert talk.passes(40, client_timeout_ms=50, server_timeout_ms=50)
+        talk.asks(b"x")
+    assert talk.script.output(1).endswith(b"x" * 30)
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "no-splice"])
+@pytest.mark.parametrize("says", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_what_an_origin_says_before_it_takes_its_request_does_not_excuse_it(
+    policy: str, says: bytes
+) -> None:
+    talk = Talk(policy, pipe_size=1 << 20)
+    upload(talk)
+    for piece in (says, says, b"HTT", b"P"):
+        assert talk.passes(10, server_timeout_ms=50)
+        talk.answers(piece)
+    assert not talk.passes(10, server_timeout_ms=50)
+    talk.turns()
+    assert talk.closed() == "server_timeout"
+
+
+def test_an_origin_that_has_begun_to_answer_need_not_take_the_rest() -> None:
+    talk = Talk()
+    upload(talk)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n"
+    talk.answers(answer)
+    for _ in range(20):
+        assert talk.passes(40, server_timeout_ms=50)
+        talk.answers(b"y")
+    assert talk.got == answer + b"y" * 20
+    assert talk.closed() == "early_response"
+
+
+def upload(talk: Talk) -> None:
+    """The origin takes the head of a request, and nothing of its body."""
+    talk.asks(b"POST / HTTP/1.1\r\nContent-Length: 30000\r\n\r\n")
+    talk.script.room(1, 0)
+    talk.asks(b"x" * 30_000, 5000)
 
 
 def test_the_server_timeout() -> None:

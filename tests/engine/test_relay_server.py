@@ -147,6 +147,81 @@ def test_an_origin_that_fails(origin: Origin, query: str, status: bytes, reason:
         Window(relay, 0.1).check(spins=False)
 
 
+def cut_at_the_client(relay: SpliceRelay, query: str) -> tuple[bytes, bool]:
+    """What a client gets, and whether it is told by a reset that this is not all."""
+    with Browser(relay) as client:
+        client.socket.sendall(f"GET /?{query} HTTP/1.1\r\n\r\n".encode())
+        got = b""
+        try:
+            while data := client.socket.recv(65_536):
+                got += data
+        except ConnectionResetError:
+            return got, True
+        return got, False
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize(("query", "told", "reason"), [
+    ("until=1", False, "client"),
+    ("until=1&cut=200000&reset=1", True, "origin_reset"),
+    ("cut=200000&reset=1", False, "origin_reset"),  # here the length tells
+    ("chunk=5000&cut=200000&reset=1", False, "origin_reset"),
+    ("cut=200000", False, "origin_short"),
+    ("chunk=5000&cut=200000", False, "origin_short"),
+])  # fmt: skip
+def test_a_body_that_is_cut_does_not_look_whole(
+    origin: Origin, policy: str, query: str, told: bool, reason: str
+) -> None:
+    with relay_of(origin, policy) as relay:
+        got, reset = cut_at_the_client(relay, f"size=300000&{query}")
+        assert reset is told
+        head, _, body = got.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        if reason == "client":
+            assert body == content.body(0, 300_000)
+        else:
+            assert b"Content-Length: 300000" in head or b"chunked" in head or reset
+            assert not body.endswith(b"\r\n0\r\n\r\n")
+            assert len(body) < 300_000
+        eventually(lambda: relay.counters()["sessions"] == 0)
+        assert relay.counters()[f"closes_{reason}"] == 1
+
+
+@pytest.mark.parametrize("policy", ["before", "after", "later", "no-splice"])
+@pytest.mark.parametrize("cut", ["", "&cut=200000", "&cut=200000&reset=1"])
+def test_a_client_of_http_1_0_gets_the_body_of_chunks_plain(
+    origin: Origin, policy: str, cut: str
+) -> None:
+    with relay_of(origin, policy) as relay, Browser(relay) as client:
+        client.socket.sendall(
+            f"GET /?size=300000&chunk=65000{cut} HTTP/1.0\r\n\r\n".encode())
+        if cut:
+            with pytest.raises(ConnectionResetError):
+                client.rest()
+            return
+        head, _, body = client.rest().partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == content.body(0, 300_000)
+        assert int(relay.counters()["bytes_spliced_origin"]) > 100_000 or policy == "no-splice"
+
+
+@pytest.mark.parametrize("policy", ["before", "after"])
+def test_who_stalls_in_a_body_until_close_is_reset(origin: Origin, policy: str) -> None:
+    """By its timeout, and by the relay's end: neither makes half of it a whole."""
+    for ends in ("client_timeout", "stopped"):
+        with relay_of(origin, policy, stop_grace_ms=50) as relay, Browser(relay) as client:
+            client.socket.sendall(b"GET /?size=300000&until=1 HTTP/1.1\r\n\r\n")
+            come_to_rest(relay)
+            if ends == "stopped":
+                relay.request_stop()
+                assert relay.wait_stopped(5)
+            else:
+                relay.set(client_timeout_ms=100)
+                eventually(lambda: relay.counters()["closes_client_timeout"] == 1)
+            with pytest.raises(ConnectionResetError):
+                client.rest()
+
+
 @pytest.mark.parametrize("policy", ["before", "after"])
 def test_a_client_that_resets(origin: Origin, policy: str) -> None:
     with relay_of(origin, policy) as relay:

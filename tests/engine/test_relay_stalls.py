@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 
 import pytest
 
+from engine import SpliceRelay
 from lab import content
 from lab.origin import Origin
 from tests.engine.relay_wire import (
+    SMALL,
+    SPIN,
     Browser,
     Window,
     come_to_rest,
@@ -158,3 +163,74 @@ def test_the_client_timeout_ends_a_stall(origin: Origin, policy: str) -> None:
         Window(relay).check(spins=False)
         counts = relay.counters()
         assert (counts["piped"], counts["pipes"], counts["sessions"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("policy", "spins"), [("before", True), ("after", False)])
+def test_a_client_that_sends_now_and_then_is_timed_out_for_what_it_does_not_take(
+    origin: Origin, policy: str, spins: bool
+) -> None:
+    with relay_of(origin, policy) as relay, Browser(relay) as client:
+        client.ask("", "", size=100_000)
+        past_the_body(relay, client)
+        Window(relay).check(spins)
+        bytes_of_a_request = iter(b"GET /" + b"x" * 10_000)
+
+        def ended() -> bool:
+            with contextlib.suppress(OSError):
+                client.socket.send(bytes([next(bytes_of_a_request)]))
+            return relay.counters()["closes_client_timeout"] == 1
+
+        eventually(lambda: ended() or int(relay.counters()["recv_client"]) > 20)
+        relay.set(client_timeout_ms=300)
+        eventually(ended)
+        Window(relay).check(spins=False)
+
+
+@pytest.mark.parametrize(("policy", "spins"), [("before", True), ("after", False)])
+def test_a_client_that_trickles_into_a_stall_still_gets_every_byte(
+    origin: Origin, policy: str, spins: bool
+) -> None:
+    with relay_of(origin, policy, client_timeout_ms=30_000) as relay, Browser(relay) as client:
+        client.ask("", "", size=100_000)
+        past_the_body(relay, client)
+        client.socket.sendall(b"GET /object?size=7&se")
+        come_to_rest(relay)
+        Window(relay).check(spins)
+        assert client.read_all()
+        client.stream.expect(7)
+        client.socket.sendall(b"q=2 HTTP/1.1\r\n\r\n")
+        assert client.read_all()
+
+
+@pytest.mark.parametrize(("policy", "spins"), [("before", True), ("after", False)])
+def test_an_origin_that_speaks_and_takes_no_request_is_timed_out(policy: str, spins: bool) -> None:
+    """Interim responses are no progress of a request which it does not take."""
+    ended = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        with listener.accept()[0] as peer, contextlib.suppress(OSError):
+            while not ended.wait(0.02):
+                peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        serving = threading.Thread(target=trickle, args=(listener,))
+        serving.start()
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with SpliceRelay(target, policy, origin_sndbuf=16_384) as relay, \
+                    Browser(relay, rcvbuf=1 << 20) as client:
+                client.socket.sendall(
+                    b"POST / HTTP/1.1\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000)
+                eventually(lambda: relay.counters()["bytes_copied_client"]
+                           + relay.counters()["bytes_spliced_client"] > 70_000)
+                if spins:
+                    eventually(lambda: Window(relay, 0.1).rate("noop_dispatches") > SPIN)
+                relay.set(server_timeout_ms=300)
+                eventually(lambda: relay.counters()["closes_server_timeout"] == 1)
+                assert client.rest().startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        finally:
+            ended.set()
+            serving.join()

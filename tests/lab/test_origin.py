@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from engine.errors import UsageError
 from lab.choreography import Connect, Get, Player, ReadAll, Release, Settle
 from lab.clients import Client, ClientError
 from lab.origin import MOST_CONNECTIONS, Object, Origin
+from lab.origin_process import OriginProcess
 
 
 @pytest.fixture
@@ -52,6 +54,24 @@ def test_what_is_no_request_is_answered_400(origin: Origin, line: bytes) -> None
     with socket.create_connection(origin.address, 5) as client:
         client.sendall(line + b"\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: Origin(port=70_000), "port=70000 is not allowed: a whole number from 0 to 65535"),
+    (lambda: Origin(port="x"), "port='x' is not allowed"),  # type: ignore[arg-type]
+    (lambda: Origin(port=True), "port=True is not allowed"),
+    (lambda: Origin(rcvbuf="a"), "rcvbuf='a' is not allowed"),  # type: ignore[arg-type]
+    (lambda: Origin(rcvbuf=-1), "rcvbuf=-1 is not allowed: a whole number from 0 to 1073741824"),
+    (lambda: Origin(sndbuf=2**40), "sndbuf=1099511627776 is not allowed"),
+    (lambda: Origin(host="here"), "host='here' is not a numeric address"),
+    (lambda: Origin().release("x"), "ticket='x' is not allowed"),  # type: ignore[arg-type]
+    (lambda: OriginProcess(rcvbuf=-1), "rcvbuf=-1 is not allowed"),
+])  # fmt: skip
+def test_a_parameter_out_of_its_range_is_one_line(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_it_ends_with_all_the_connections_that_it_allows() -> None:

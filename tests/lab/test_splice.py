@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import UsageError
+from engine.relay_policy import PRESETS
 from lab import haproxy, splice, splice_findings, splice_sizes, splice_tables
 from lab.experiment import Outcome, load
 from lab.origin import Object, Origin
@@ -115,10 +116,61 @@ def test_the_engines_differ_where_the_origin_is_silent(tmp_path: Path) -> None:
     assert level["counts"]["waits_zero"] == 0
 
 
+@pytest.mark.parametrize("arm", [arm.name for arm in splice.ARMS])
+def test_every_arm_is_run_under_each_preset_and_both_engines(arm: str) -> None:
+    asked = [preset + engine for preset in PRESETS for engine in ("", LEVEL)]
+    settings = load("splice").settings(splice.PARAMETERS.defaults(), [arm], asked)
+    assert [setting.policy for setting in settings] == asked
+    listed = load("splice").settings(splice.PARAMETERS.defaults(), [arm])
+    assert {setting.policy for setting in settings if LEVEL not in setting.policy} <= {
+        setting.policy for setting in listed}, "each preset is measured unless told otherwise"
+
+
+@pytest.mark.parametrize("policy", splice.HEALTHY)
+def test_what_spins_under_no_engine_keeps_its_budget_under_both(
+    tmp_path: Path, policy: str
+) -> None:
+    outcome = measured(tmp_path, ("a2", "b", "e", "m"), policy + LEVEL)
+    assert len(outcome.arms) == 4
+    for row in outcome.arms:
+        check_healthy(row)
+        assert row["within_budget"] is True
+    assert outcome.broken == []
+
+
+def test_the_level_triggered_engine_sleeps_where_nothing_has_arrived(tmp_path: Path) -> None:
+    policies = [f"{policy}{LEVEL}" for policy in ("before", "last-block")]
+    outcome = measured(tmp_path, ("d", "e", "m"), "before", *policies)
+    for policy in policies:
+        states = {row["arm"]: row["state"] for row in outcome.arms if row["policy"] == policy}
+        assert states == {"d": "spins", "e": "quiet", "m": "quiet"}
+    assert outcome.data["engines"]["arms"] == ["d", "e"], "m spins under neither"
+
+
+def test_a_paced_client_tells_what_every_ingredient_costs(tmp_path: Path) -> None:
+    outcome = measured(
+        tmp_path, ("paced",), "last-block", "skip-send", f"before{LEVEL}", f"after{LEVEL}",
+        "mirror", f"mirror{LEVEL}")
+    states = {row["policy"]: row["state"] for row in outcome.arms}
+    assert [policy for policy, state in states.items() if state == "spins"] == [
+        "last-block", "skip-send", f"before{LEVEL}"]
+    for row in outcome.arms:
+        lossy = row["policy"].startswith("mirror")
+        assert splice_findings.complete(row) is not lossy
+        assert ("cpu_ms_per_mb" in row) is not lossy, "it is not known how much it moved"
+    assert [cell["policy"] for cell in outcome.data["paced"]["rows"]] == list(states)
+    assert outcome.data["mirror"]["caught"] == ["paced"]
+    assert f"paced under mirror{LEVEL}: " in outcome.data["mirror"]["text"]
+    assert outcome.data["mirror"]["others"] == []
+    assert outcome.broken == []
+
+
 def test_the_engine_is_a_parameter_too(tmp_path: Path) -> None:
-    row = measured(tmp_path, ("a2",), "before", engine="level-triggered").arms[0]
+    outcome = measured(tmp_path, ("a2",), "before", engine="level-triggered")
+    row = outcome.row("a2", "before")
     assert row["decisions"]["engine"] == "level-triggered"
     assert row["state"] == "quiet"
+    assert outcome.data["pattern"]["compared"] == 0, "no real build has that engine"
 
 
 def test_the_mirror_fault_is_caught_by_the_bytes(tmp_path: Path) -> None:

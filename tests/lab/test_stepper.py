@@ -106,6 +106,22 @@ def test_back_and_forward_meet_the_same_states(stepper: Stepper) -> None:
     (lambda s: s.set(membership="perhaps"), "choose from"),
     (lambda s: s.fixture("double"), "unknown fixture"),
     (lambda s: s.do("jump"), "unknown action"),
+    (lambda s: s.do(5), "unknown action '5'"),
+    (lambda s: s.do("connect", foo=1), "connect: .*'foo'; it takes nothing"),
+    (lambda s: s.do("wait", foo=1), "wait: .*'foo'; it takes nothing"),
+    (lambda s: s.connect(1), "connect: too many positional arguments; it takes nothing"),
+    (lambda s: s.wait(1), "wait: too many positional arguments; it takes nothing"),
+    (lambda s: s.do("handler begins", room=1), "handler begins: .*'room'; it takes slot"),
+    (lambda s: s.advance(), "advance: missing a required argument: 'ms'; it takes ms"),
+    (lambda s: s.set(foo=1), "unknown"),
+    (lambda s: s.back("x"), "steps='x' is not allowed: a whole number from 0"),
+    (lambda s: s.back(-1), "steps=-1 is not allowed"),
+    (lambda s: s.forward(1.5), "steps=1.5 is not allowed"),
+    (lambda s: s.go_to("a"), "number='a' is not allowed"),
+    (lambda s: s.go_to(-1), "number=-1 is not allowed"),
+    (lambda s: s.go_to(True), "number=True is not allowed"),
+    (lambda s: s.fixture(5), "unknown fixture '5'"),
+    (lambda s: s.line("x"), "slot='x' is not allowed"),
 ])
 def test_a_move_that_does_not_fit_is_refused_and_changes_nothing(do: Any, words: str) -> None:
     stepper = Stepper()
@@ -115,6 +131,21 @@ def test_a_move_that_does_not_fit_is_refused_and_changes_nothing(do: Any, words:
     with pytest.raises(RinglabError, match=words):
         do(stepper)
     assert stepper.seen == before
+
+
+def test_what_is_done_by_name_is_what_the_method_does() -> None:
+    by_name, by_method = Stepper(), Stepper()
+    for each in (by_name, by_method):
+        each.do("connect")
+        each.iterate()
+        each.do("request", size=5000)
+        each.do("wait")
+        each.iterate()
+    by_name.do("handler-begins")
+    by_name.do("handler ends", room=100)
+    by_method.handler_begins()
+    by_method.handler_ends(room=100)
+    assert by_name.seen == by_method.seen
 
 
 def test_an_unknown_slot_is_refused(stepper: Stepper) -> None:

@@ -232,7 +232,17 @@ def test_back_and_forward_meet_the_same_states(stepper: Stepper) -> None:
     (lambda s: s.takes("many"), "is not allowed"),
     (lambda s: s.request(count=10**9), "is not allowed: a whole number from 1 to 64 requests"),
     (lambda s: s.report(0), "nothing to report of socket 0"),
-    (lambda s: s.report(77), "Invalid argument"),
+    (lambda s: s.report(77), "socket=77 is not allowed: a whole number from 0 to 0"),
+    (lambda s: s.takes(socket=77), "socket=77 is not allowed"),
+    (lambda s: s.reset(socket="x"), "socket='x' is not allowed"),
+    (lambda s: s.respond(socket=1), "socket=1 is not allowed"),
+    (lambda s: s.takes(5, side=5), "unknown side '5'"),
+    (lambda s: s.returns(None), "unknown outcome 'None'"),
+    (lambda s: s.line(-1), "slot=-1 is not allowed"),
+    (lambda s: s.do("takes", soket=0), "takes: .*'soket'; it takes size, side, socket"),
+    (lambda s: s.takes(1, "client", 0, 5), "takes: too many positional arguments"),
+    (lambda s: s.advance(), "advance: missing a required argument: 'ms'; it takes ms"),
+    (lambda s: s.do("read handler", slot=1), "read handler: .*'slot'; it takes nothing"),
     (lambda s: s.returns("FIN", "write", side="client"), "a write does not return FIN"),
     (lambda s: s.send(side="client"), "nothing more to send"),
     (lambda s: s.write_handler(), "comes next"),
@@ -251,11 +261,12 @@ def test_a_move_that_does_not_fit_is_refused_and_changes_nothing(do: Any, words:
     assert "\n" not in str(caught.value)
 
 
-def test_a_fin_has_its_place_behind_what_has_arrived() -> None:
+def test_an_end_has_its_place_behind_what_has_arrived() -> None:
     stepper = reached()
     stepper.respond(size=5000)
-    with pytest.raises(UsageError, match="bytes come before a FIN"):
-        stepper.returns("FIN")
+    for end in ("FIN", "reset"):
+        with pytest.raises(UsageError, match=f"bytes come before a {end}"):
+            stepper.returns(end)
     with pytest.raises(UsageError, match="has answered already"):
         stepper.respond()
 
