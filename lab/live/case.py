@@ -221,6 +221,10 @@ class LiveCase:
     """Policies with a button of their own, which plays the arm anew under them."""
     needs: Callable[[Mapping[str, Value]], AbstractContextManager[Any]] = lambda _: nullcontext()
     """What an engine of the panel's own needs around it."""
+    lost: Callable[[Any], str] = lambda needed: ""
+    """Of what ``needs`` gave: what has ended of it by itself, in words; empty: nothing."""
+    lacks: Callable[[Any], str] = lambda engine: ""
+    """Why an engine cannot bring about a stall, looked at once one did not come; empty: it can."""
     release: Callable[[Any], Choreography] = lambda engine: ()
     """What lets go whatever the other side holds back; nothing where nobody holds."""
     span: tuple[tuple[str, str], ...] = ()
@@ -272,10 +276,10 @@ def names() -> list[str]:
     return list(_HOMES)
 
 
-def case(name: str) -> LiveCase:
+def case(name: object) -> LiveCase:
     """The description of that name; UsageError lists them, nearest first."""
-    if name not in _HOMES:
-        raise unknown("case with a live panel", name, _HOMES)
+    if not isinstance(name, str) or name not in _HOMES:
+        raise unknown("case with a live panel", str(name), _HOMES)
     found: LiveCase = importlib.import_module(_HOMES[name]).LIVE
     return found
 
