@@ -34,6 +34,7 @@ class Lab:
     url: str
     root: Path
     log: Path
+    pid: int
 
 
 def free_port() -> int:
@@ -74,7 +75,7 @@ def running_lab(home: Path, root: Path) -> Iterator[Lab]:
         try:
             url = f"http://127.0.0.1:{port}"
             await_answer(f"{url}/api/status?token={TOKEN}", process, log)
-            yield Lab(url, root, log)
+            yield Lab(url, root, log, process.pid)
         finally:
             stop(process)
 
@@ -148,6 +149,13 @@ OpenNotebook = Callable[..., Any]
 @pytest.fixture(scope="module")
 def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
     """Opens a notebook of the lab's folder in a page of its own profile; returns the page."""
+    with opened_in(chromium, jupyterlab) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_in(chromium: Any, lab: Lab) -> Iterator[OpenNotebook]:
+    """What opens notebooks of a JupyterLab; its pages are closed on the way out."""
     contexts = []
 
     def opened(name: str, width: int = 1280, height: int = 800) -> Any:
@@ -157,7 +165,7 @@ def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
         page = context.new_page()
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.address = f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset"
+        page.address = f"{lab.url}/lab/tree/{name}?token={TOKEN}&reset"
         page.goto(page.address)
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=90_000)
         kernel_idle(page)

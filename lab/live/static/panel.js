@@ -222,14 +222,14 @@ class PanelPage {
 
   showStatus() {
     const { busy, status, life, cost, hz, lost, running } = this.facts;
-    const words = this.gone || (life === "open" ? "" : life) ||
+    const words = (life === "open" ? "" : life) ||
       (busy ? `${busy} …` : STATUS[status] ?? status ?? "");
-    this.status.textContent = words;
-    this.root.dataset.status = words;
+    this.status.textContent = this.old ? this.old.chip : words;
+    this.root.dataset.status = this.old ? this.old.words : words;
     this.cost.textContent = cost === undefined ? ""
       : `${hz} frames a second while something changes. This panel costs ${cost} % of a core in ` +
         `the kernel process; ${lost} samples lost.`;
-    const dead = Boolean(this.gone) || life !== "open";
+    const dead = Boolean(this.old) || life !== "open";
     const measuring = (busy ?? "").startsWith("measur");
     for (const made of this.root.querySelectorAll("button, input, select")) {
       made.disabled = dead || (measuring && made.dataset.action !== undefined);
@@ -288,8 +288,8 @@ class PanelPage {
     this.message.textContent = text;
   }
 
-  lost(words) {
-    this.gone = words;
+  cut(words, final) {
+    this.old = words && { words, chip: final ? "the kernel has gone" : "no word" };
     this.showStatus();
   }
 
