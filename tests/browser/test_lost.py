@@ -1,5 +1,4 @@
-"""What a page says of a kernel that has died, or that cannot be reached: never its last state as live.
-"""
+"""What a page says of a kernel that has died or cannot be reached: it does not look live."""
 
 from __future__ import annotations
 
