@@ -246,7 +246,7 @@ class LivePanel:
     def plan(self) -> measured.Plan:
         """The run that the present settings mean."""
         return measured.plan(self.case, self.values, self.server.policy,
-                             self.party.poked, self._arm)
+                             self.party.poked, self._arm, self.seconds)
 
     # -- messages from the page: tiny, any thread ------------------------------------------------
 
@@ -337,9 +337,9 @@ class LivePanel:
         self.values[name] = checked
         shown = f"{checked:,}" if isinstance(checked, (int, float)) else str(checked)
         self._changed(f"{control.label} {shown}", f"set {name}")
-        self.board.tell(values=dict(self.values))
         if name in self.case.unchosen_by:
             self._arm = self.case.arm
+        self.board.tell(values=dict(self.values), command=self._command())
         if control.effect in (REQUEST, CONNECTION) and self._auto and self.party.size:
             self.hands.put(lambda: self._doing("reconnect", self._restall), key="stall")
 
@@ -359,7 +359,7 @@ class LivePanel:
             self.server.set(**{name: value})
             text = f"{name} {value}"
         self._changed(text, f"set {name}")
-        self.board.tell(policy=self._policy_facts())
+        self.board.tell(policy=self._policy_facts(), command=self._command())
 
     def _policy_facts(self) -> dict[str, Any]:
         policy = self.server.policy
@@ -478,7 +478,7 @@ class LivePanel:
                 # Two spinning workers would share the cores: the panel's own comes to rest first.
                 self.party.close()
                 self.board.tell(status="dark: measuring", arm=wanted.arm)
-                run = measured.measure(wanted, self.seconds, self._store, lambda what:
+                run = measured.measure(wanted, self._store, lambda what:
                                        self.board.tell(busy=f"measuring: {what}"))
         finally:
             self._measuring = False

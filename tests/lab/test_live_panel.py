@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,7 +341,7 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     from engine import resolve
 
     plan = measured.plan(LIVE, {**values, "rcvbuf": 8192, "depth": 3},
-                         resolve("shipped", membership="leave"), False, "")
+                         resolve("shipped", membership="leave"), False, "", 1.0)
     assert plan.arm == "async+pipelined"
     assert "-p rcvbuf=8192" in plan.command
     assert "-p depth=3" in plan.command
@@ -352,6 +353,48 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     json.dumps(plan.as_text())
 
 
+def repeated(panel: LivePanel, project: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What a run's parameters, arms and policies are when what the panel copies is given to the
+    case's notebook and to the command line; and what its newest measured run had."""
+    text, case = panel.board["command"], panel.experiment
+    notebook = json.loads((project / "notebooks" / f"{case.name.replace('-', '_')}.ipynb")
+                          .read_text(encoding="utf-8"))
+    cell, = ("".join(cell["source"]) for cell in notebook["cells"]
+             if "parameters" in cell["metadata"].get("tags", ()))
+    pasted: dict[str, Any] = {}
+    exec(cell, pasted)
+    exec(text, pasted)
+    by_notebook = case.parameters.resolve({name: pasted[name] for name in case.parameters.names()})
+    words = shlex.split(text.splitlines()[-1].removeprefix("# "))
+    assert words[:3] == ["ringlab", "run", case.name]
+    options = list(zip(words[3::2], words[4::2], strict=True))
+    by_command = case.parameters.resolve(
+        case.parameters.parse([value for name, value in options if name == "-p"]))
+    asked = dict(options)
+    run = panel.runs[-1]
+    row, = run.arms
+    return [
+        {**by_notebook, "arms": pasted["arms"], "policies": pasted["policies"]},
+        {**by_command, "arms": [asked["--arm"]], "policies": [asked["--policy"]]},
+    ], {**run.parameters, "arms": [row["arm"]], "policies": [row["policy"]]}
+
+
+def test_what_is_copied_is_what_was_measured(panel: LivePanel, project: Path) -> None:
+    panel._received({"kind": "auto", "on": False})
+    done(panel, "preset", arm="async+pipelined")
+    # Nothing is pressed after these: what is copied follows a control by itself.
+    panel._received({"kind": "set", "name": "wait_cap_ms", "value": 12.5})
+    panel._received({"kind": "set", "name": "response_size", "value": "2MiB"})
+    panel._received({"kind": "set", "name": "membership", "value": "leave"})
+    assert wait_until(lambda: panel.server.policy.name == "membership")
+    assert wait_until(lambda: "membership" in panel.board["command"])
+    assert "-p response_size=2097152" in panel.board["command"]
+    done(panel, "measure")
+    copied, measured_so = repeated(panel, project)
+    assert measured_so["seconds"] == 0.4 != CASE.parameters["seconds"].default
+    assert copied == [measured_so, measured_so]
+
+
 def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
@@ -359,9 +402,9 @@ def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
 
     with pytest.raises(UsageError, match="no arm for these settings"):
         measured.plan(LIVE, {**values, "route": "sync", "depth": 2}, resolve("shipped"),
-                      False, "")
+                      False, "", 1.0)
     with pytest.raises(UsageError, match="written in Python"):
-        measured.plan(LIVE, values, resolve(Divides), False, "")
+        measured.plan(LIVE, values, resolve(Divides), False, "", 1.0)
 
 
 def test_actions_are_known_by_name(panel: LivePanel) -> None:

@@ -28,7 +28,7 @@ from lab.live.stream import Watch
 from lab.origin import Origin
 from lab.origin_process import OriginProcess
 from lab.runs import RunStore
-from tests.lab.test_live_panel import done, ours, state_is, wait_until
+from tests.lab.test_live_panel import done, ours, repeated, state_is, wait_until
 
 CASE = experiment.load("splice")
 ARMS = ("a", "a2", "b", "d", "e", "m", "paced")
@@ -240,7 +240,7 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
     plan = measured.plan(LIVE, {**values, "object_size": 120_000, "clients": 2},
-                         RELAY.resolve("before", engine="level-triggered"), False, "a")
+                         RELAY.resolve("before", engine="level-triggered"), False, "a", 0.3)
     assert "-p object_size=120000" in plan.command
     assert "--policy 'before+engine=level-triggered'" in plan.command
     assert "2 clients" in plan.notes
@@ -248,6 +248,19 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     exec(plan.as_text(), namespace)
     assert namespace["arms"] == ["a"]
     assert CASE.parameters.resolve(plan.parameters)["sizes"] == ""
+
+
+def test_what_is_copied_is_what_was_measured(tmp_path: Path, project: Path) -> None:
+    with LivePanel(experiment="splice", rate=20, store=RunStore(tmp_path)) as panel:
+        panel.watch.hello("test")
+        done(panel, "preset", arm="a", policy="before")
+        panel.set(object_size=120_000, engine="level-triggered")
+        assert wait_until(lambda: panel.board["busy"] == "" and panel.hands.idle)
+        done(panel, "measure")
+        copied, measured_so = repeated(panel, project)
+    assert measured_so["seconds"] == 1.0 != CASE.parameters["seconds"].default
+    assert measured_so["policies"] == ["before+engine=level-triggered"]
+    assert copied == [measured_so, measured_so]
 
 
 class Forbids(RelayPolicy):
@@ -263,9 +276,9 @@ def test_what_no_run_measures_is_one_clear_line() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
     with pytest.raises(UsageError, match="no arm is run under last-block"):
-        measured.plan(LIVE, values, RELAY.resolve("last-block"), False, "paced")
+        measured.plan(LIVE, values, RELAY.resolve("last-block"), False, "paced", 1.0)
     with pytest.raises(UsageError, match="written in Python"):
-        measured.plan(LIVE, values, RELAY.resolve(Forbids), False, "a")
+        measured.plan(LIVE, values, RELAY.resolve(Forbids), False, "a", 1.0)
 
 
 def test_a_policy_in_python_decides_live(panel: LivePanel) -> None:

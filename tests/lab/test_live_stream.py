@@ -359,5 +359,5 @@ def test_a_dragged_slider_leaves_one_mark(server: RingServer) -> None:
 
 
 def test_a_rate_out_of_range_is_refused(server: RingServer) -> None:
-    with pytest.raises(UsageError, match="2.0 to 20.0 frames a second"):
+    with pytest.raises(UsageError, match=r"2\.0 to 20\.0 frames a second"):
         Feed(server, FakeView(), Watch(), SHAPE, 60.0)  # type: ignore[arg-type]
