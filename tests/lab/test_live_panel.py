@@ -19,7 +19,7 @@ from engine.errors import MachineError, UsageError
 from engine.policy import table
 from engine.views import LoopView
 from lab import experiment, mode
-from lab.clients import Client
+from lab.clients import Client, ClientError
 from lab.live import measured, opening
 from lab.live.dirty_list import LIVE
 from lab.live.opening import replaced
@@ -247,6 +247,44 @@ def test_an_exception_in_a_python_policy_shows_with_its_line_and_ends_the_worker
     assert "fresh worker" in done(panel, "start again")
     assert panel.server.policy.name == "shipped"
     assert state_is(panel, "idle")
+
+
+class ParsesJson(Policy):
+    """A policy that fails in what it calls."""
+
+    def timeout(self, loop: LoopView) -> bool:
+        return bool(self.parsed("no JSON"))
+
+    @staticmethod
+    def parsed(text: str) -> object:
+        return json.loads(text)
+
+
+class AsksTheLab(Policy):
+    """A policy that calls the lab, and wrongly."""
+
+    def timeout(self, loop: LoopView) -> bool:
+        return bool(CASE.parameters.parse(["no assignment"]))
+
+
+@pytest.mark.parametrize(("policy", "where"), [
+    (ParsesJson, ParsesJson.parsed), (AsksTheLab, AsksTheLab.timeout),
+])
+def test_the_line_that_is_named_is_the_user_s_own(
+    panel: LivePanel, policy: type[Policy], where: Any
+) -> None:
+    panel.set(policy=policy)
+    panel.do("stall")
+    assert wait_until(lambda: "raised" in str(panel.board["message"]))
+    line = where.__code__.co_firstlineno + (2 if where is ParsesJson.parsed else 1)
+    assert panel.board["message"]["text"].endswith(f"(line {line} of {where.__name__}())")
+
+
+def test_an_error_of_the_lab_s_own_names_no_line_of_its_insides() -> None:
+    with pytest.raises(ClientError) as refused:
+        Client("127.0.0.1", 9)
+    assert refused.value.__cause__ is not None
+    assert brief(refused.value) == str(refused.value)
 
 
 def test_a_server_that_is_closed_under_the_panel_is_one_clear_line() -> None:
