@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.base import Engine
 from engine.decisions import OWN, AnyPolicy
-from engine.errors import MachineError, RinglabError, UsageError, unknown
+from engine.errors import MachineError, RinglabError, UsageError, quoted, unknown
 from lab.live import controls as controlling
 from lab.live import measured
 from lab.live.board import Board, strip
@@ -29,7 +29,7 @@ from lab.live.party import Party, brief
 from lab.live.series import span_figures
 from lab.live.state import LiveJudge, Now
 from lab.live.stream import View, Watch
-from lab.parameters import Value
+from lab.parameters import Parameter, Value
 from lab.runs import Run, RunStore
 
 STOP_S = 1.0
@@ -233,11 +233,33 @@ class LivePanel:
             self._set(name, value)
 
     def do(self, action: str, **options: Any) -> None:
-        """Presses a button: one of ``actions()``; the panel's client thread does it."""
+        """Presses a button: one of ``actions()``; the panel's client thread does it.
+
+        ``size`` is the bytes of "read"; ``arm``, and if it is to change ``policy``, are those of
+        "preset". UsageError for what is not allowed: then nothing is done.
+        """
         if action not in self.actions():
-            raise unknown("action", action, self.actions())
-        work = ACTIONS[action]
-        self.hands.put(lambda: self._doing(action, lambda: work(self, **options)))
+            raise unknown("action", str(action), self.actions())
+        work, given = ACTIONS[action], self._options(action, options)
+        self.hands.put(lambda: self._doing(action, lambda: work(self, **given)))
+
+    def _options(self, action: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What came with an action, checked."""
+        takes = _OPTIONS.get(action, ())
+        for name in given:
+            if name not in takes:
+                words = ", ".join(takes) or "none"
+                raise UsageError(f"{action} has no option {quoted(name)}; it takes: {words}")
+        checked = dict(given)
+        if action == "read":
+            checked["size"] = READ.check(given.get("size", READ.default))
+        if action == "preset":
+            arm = given.get("arm")
+            if not isinstance(arm, str) or arm not in self.case.presets:
+                raise unknown("arm", str(arm), self.case.presets)
+            if given.get("policy"):
+                self.case.decisions.resolve(given["policy"])
+        return checked
 
     def actions(self) -> list[str]:
         """What :meth:`do` takes: the case's buttons, a preset, and "measure"."""
@@ -264,8 +286,7 @@ class LivePanel:
             name, value = str(message.get("name")), message.get("value")
             self.desk.put(lambda: self._set_from_page(name, value), key=f"set {name}")
         elif kind == "do" and message.get("action") in self.actions():
-            options = {key: message[key] for key in ("size", "arm", "policy") if key in message}
-            self.do(str(message["action"]), **options)
+            self._do_from_page(str(message["action"]), message)
         elif kind == "pause":
             self.desk.put(lambda: self.pause(bool(message.get("on"))))
         elif kind == "auto":
@@ -304,7 +325,7 @@ class LivePanel:
                       for name in case.quick],
             "words": {"settings": case.words.settings, "rows": case.words.rows,
                       "head": case.words.head},
-            "wide": len(case.strip) > _WIDE,
+            "size": READ.default, "wide": len(case.strip) > _WIDE,
             "case": self.experiment.title,
         })
 
@@ -324,6 +345,17 @@ class LivePanel:
         except RinglabError as error:
             refused[name] = brief(error)
         self.board.tell(refused=refused, values=dict(self.values), policy=self._policy_facts())
+
+    def _do_from_page(self, action: str, message: Mapping[str, Any]) -> None:
+        refused = {name: text for name, text in (self.board["refused"] or {}).items()
+                   if name not in _OPTIONS.get(action, ())}
+        try:
+            self.do(action, **{name: message[name] for name in _OPTIONS.get(action, ())
+                               if name in message})
+        except RinglabError as error:
+            self.board.say(brief(error), error=True)
+            refused |= {"size": brief(error)} if action == "read" else {}
+        self.board.tell(refused=refused)
 
     def _set(self, name: str, value: Any) -> None:
         if name == POLICY or name in self.case.decision_names():
@@ -421,8 +453,6 @@ class LivePanel:
 
     def _preset(self, arm: str, policy: str = "") -> str:
         presets = self.case.presets
-        if arm not in presets:
-            raise unknown("arm", arm, presets)
         if policy:
             self.server.set(policy=policy)
             self.board.tell(policy=self._policy_facts())
@@ -600,7 +630,7 @@ ACTIONS: dict[str, Callable[..., str | None]] = {
     "stall": lambda panel: panel._stall(),
     "reconnect": lambda panel: panel._stall(),
     "preset": lambda panel, arm, policy="": panel._preset(arm, policy),
-    "read": lambda panel, size=65536: panel._act(
+    "read": lambda panel, size: panel._act(
         f"read {size:,} bytes", lambda: panel.party.read(size)),
     "read all": lambda panel: panel._act("read all", panel.party.read_all),
     "release": lambda panel: panel._act("release", panel._release),
@@ -612,6 +642,8 @@ ACTIONS: dict[str, Callable[..., str | None]] = {
     "measure": lambda panel: panel._measure(),
 }
 """What the buttons do, by name; each runs on the panel's client thread."""
+_OPTIONS = {"read": ("size",), "preset": ("arm", "policy")}
+READ = Parameter("size", int, 65536, "bytes", 1, 2**30)
 
 
 def _close_quietly(server: Engine) -> None:

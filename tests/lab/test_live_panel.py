@@ -23,7 +23,7 @@ from lab.clients import Client, ClientError
 from lab.live import measured, opening
 from lab.live.dirty_list import LIVE
 from lab.live.opening import replaced
-from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels
+from lab.live.panel import _OPTIONS, ACTIONS, LivePanel, close_all, open_panels
 from lab.live.party import brief
 from lab.runs import RunStore
 
@@ -445,7 +445,37 @@ def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
         measured.plan(LIVE, values, resolve(Divides), False, "", 1.0)
 
 
-def test_actions_are_known_by_name(panel: LivePanel) -> None:
-    with pytest.raises(UsageError, match="unknown action 'reed'"):
-        panel.do("reed")
-    assert "read all" in ACTIONS
+@pytest.mark.parametrize(("action", "options", "words"), [
+    ("reed", {}, "unknown action 'reed'"),
+    (3, {}, "unknown action '3'"),
+    ("read", {"size": -5}, "size=-5 is not allowed: give 1 to 1,073,741,824 bytes"),
+    ("read", {"size": "much"}, "size=much is not allowed"),
+    ("read", {"size": None}, "size=None is not allowed"),
+    ("read", {"bytes": 5}, "read has no option 'bytes'; it takes: size"),
+    ("stall", {"size": 5}, "stall has no option 'size'; it takes: none"),
+    ("preset", {}, "unknown arm 'None'; choose from: "),
+    ("preset", {"arm": "asink"}, "unknown arm 'asink'; choose from: async, "),
+    ("preset", {"arm": ["async"]}, "unknown arm"),
+    ("preset", {"arm": "async", "policy": "fixt"}, "unknown policy 'fixt'; choose from: fixed"),
+])
+def test_what_no_button_does_is_one_clear_line_and_nothing_is_done(
+    panel: LivePanel, action: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        panel.do(action, **options)
+    assert words in str(refused.value)
+    assert panel.hands.idle
+    assert panel.party.size == 0
+    assert set(_OPTIONS) < set(ACTIONS)
+
+
+def test_a_size_from_the_page_is_refused_beside_its_field_and_may_be_written_as_people_do(
+    panel: LivePanel,
+) -> None:
+    done(panel, "stall")
+    panel._received({"kind": "do", "action": "read", "size": "-5"})
+    assert "size=-5 is not allowed" in panel.board["refused"]["size"]
+    assert panel.board["message"]["text"] == panel.board["refused"]["size"]
+    assert "read 2,048 bytes" in done(panel, "read", size="2KiB")
+    panel._received({"kind": "do", "action": "read", "size": "100"})
+    assert panel.board["refused"] == {}

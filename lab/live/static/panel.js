@@ -55,10 +55,10 @@ class PanelPage {
       this.table);
   }
 
-  makeButtons(buttons) {
+  makeButtons(buttons, size) {
     this.size = el("input", {
-      type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read", title: "bytes to read",
-      inputmode: "numeric",
+      type: "text", value: String(size), class: "rl-number", "aria-label": "bytes to read",
+      title: "bytes to read", inputmode: "numeric",
     });
     for (const { action, label, what } of buttons) {
       this.buttons.append(button(label || action, what, () => this.press(action),
@@ -79,15 +79,7 @@ class PanelPage {
       this.send({ kind: "do", action: name });
       return;
     }
-    const size = Number(this.size.value.replaceAll(/[,_\s]/g, ""));
-    const good = Number.isInteger(size) && size >= 1 && size <= 2 ** 30;
-    this.size.setAttribute("aria-invalid", String(!good));
-    if (good) {
-      this.send({ kind: "do", action: "read", size });
-    } else {
-      this.say({ error: true, text: `read ${this.size.value} is not allowed: give 1 to ` +
-        "1,073,741,824 bytes" });
-    }
+    this.send({ kind: "do", action: "read", size: this.size.value.replaceAll(",", "") });
   }
 
   async copy() {
@@ -106,7 +98,7 @@ class PanelPage {
       return;
     }
     this.isSetUp = true;
-    this.makeButtons(message.buttons);
+    this.makeButtons(message.buttons, message.size);
     this.makeControls(message);
     await bokeh.ready(() => this.send({ kind: "hello", bokeh: false }));
     await this.picture.setup(message);
@@ -168,6 +160,7 @@ class PanelPage {
       for (const [name, control] of this.controls) {
         control.refuse(facts.refused[name]);
       }
+      this.size?.setAttribute("aria-invalid", String(facts.refused.size !== undefined));
     }
     if (facts.values !== undefined || facts.refused !== undefined) {
       for (const [name, value] of Object.entries(this.facts.values ?? {})) {
