@@ -89,9 +89,8 @@ class Line:
 class Plotted:
     """One plot of the panel, drawn from the first line to the last.
 
-    ``log``: its rates on a logarithmic axis up to ``top``, and on a linear one when that is asked
-    for; otherwise ``top`` is the fixed end of the axis, 0 meaning that it follows. ``least``: what
-    an axis shows at least.
+    ``log``: its rates on a logarithmic axis, and on a linear one when that is asked for. ``top``:
+    where the axis ends unless something goes higher; 0: it follows, and shows ``least`` at least.
     """
 
     name: str
@@ -102,7 +101,6 @@ class Plotted:
     height: int = 118
     log: bool = False
     top: float = 0.0
-    ticks: tuple[float, ...] = ()
     least: float = 1.0
     right_least: float = 2.0
     room: float = 0.12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.doctor import browser_path
 
 TOKEN = "ringlab-test"
 STARTUP_S = 120
@@ -126,7 +127,7 @@ def no_exception_in_the_log(jupyterlab: Lab) -> Iterator[None]:
 def chromium() -> Iterator[Any]:
     """Debian's Chromium, or whichever is on PATH; without one the test is skipped."""
     sync = pytest.importorskip("playwright.sync_api")
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    found = browser_path()
     if found is None:
         pytest.skip("no chromium on PATH; on Debian: apt-get install chromium")
     with sync.sync_playwright() as playwright:

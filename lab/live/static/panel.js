@@ -13,7 +13,9 @@ class PanelPage {
     this.facts = {};
     this.root = root;
     this.build();
-    this.picture = new Picture(this.plots, send);
+    this.picture = new Picture(this.plots, send, {
+      span: (from, to) => this.showSpan(from, to), marks: (data) => this.showMarks(data),
+    });
   }
 
   build() {
@@ -41,7 +43,19 @@ class PanelPage {
     this.following = button("follow", "The newest again, moving on", () =>
       this.picture.goOn());
     this.span = el("p", { class: "rl-span", "aria-live": "polite" },
-      "Drag over a plot to select a span of time: its figures, from every sample, stand here.");
+      "Drag over a plot, or give two times, to select a span: its figures, from every sample, " +
+      "stand here.");
+    const note = newId("span");
+    this.spanNote = el("div", { id: note, class: "rl-refused", role: "alert" });
+    this.ends = ["from", "to"].map((end) => el("input", {
+      type: "text", class: "rl-number rl-second", inputmode: "decimal", autocomplete: "off",
+      "aria-label": `span ${end}, in seconds since the panel was opened`,
+      title: `The span ${end}, in seconds since the panel was opened`, "data-span": end,
+      "aria-describedby": note,
+      onchange: () => this.select(),
+    }));
+    this.marks = el("ol", { "aria-label": "What was done" });
+    this.listed = el("summary", {}, "what was done, as a list");
     this.table = el("div", { class: "rl-table" });
     this.root.replaceChildren(
       el("header", { class: "rl-top" }, this.state, this.reason),
@@ -50,7 +64,9 @@ class PanelPage {
       this.quick, this.watch,
       el("div", { class: "rl-columns" }, this.left,
         el("div", { class: "rl-main" }, this.buttons, this.message, this.connections, this.plots,
-          el("div", { class: "rl-row rl-below" }, this.zoom, this.following, this.span),
+          el("div", { class: "rl-row rl-below" }, "Span", this.ends[0], "to", this.ends[1], "s",
+            this.zoom, this.following),
+          this.spanNote, this.span, el("details", { class: "rl-marks" }, this.listed, this.marks),
           this.cost)),
       this.table);
   }
@@ -80,6 +96,38 @@ class PanelPage {
       return;
     }
     this.send({ kind: "do", action: "read", size: this.size.value.replaceAll(",", "") });
+  }
+
+  // The span that the two fields say, once both do.
+  select() {
+    const [from, to] = this.ends.map((end) => (end.value.trim() === "" ? NaN : Number(end.value)));
+    const given = this.ends.every((end) => end.value.trim() !== "");
+    const good = from < to;
+    for (const end of this.ends) {
+      end.setAttribute("aria-invalid", String(given && !good));
+    }
+    this.spanNote.textContent = given && !good ? `a span from ${this.ends[0].value} to ` +
+      `${this.ends[1].value} is not allowed: give two times in seconds, the earlier one first` : "";
+    if (good) {
+      this.picture.chosen(from, to);
+    }
+  }
+
+  // However it was selected.
+  showSpan(from, to) {
+    [from, to].forEach((value, i) => {
+      this.ends[i].value = value.toFixed(1);
+      this.ends[i].setAttribute("aria-invalid", "false");
+    });
+    this.spanNote.textContent = "";
+  }
+
+  // What the plot of marks shows, in words and in full; each selects what followed it.
+  showMarks({ t, name }) {
+    this.listed.textContent = `what was done, as a list (${t.length})`;
+    this.marks.replaceChildren(...t.map((at, i) => el("li", {}, button(
+      `${at.toFixed(1)} s: ${name[i]}`, "Select the span from here to what was done next",
+      () => this.picture.chosen(at, t[i + 1] ?? Math.max(this.picture.newest, at + 0.1))))));
   }
 
   async copy() {

@@ -100,7 +100,7 @@ function render({ model, el: place }) {
     cut("the kernel has gone: run the cell again", true);
   };
   const page = new PAGES[model.get("page")](model, root, send);
-  const banner = el("p", { class: "rl-message rl-error rl-cut", role: "alert" });
+  const banner = el("p", { class: "rl-cut", role: "alert" });
   root.prepend(banner);
   // What is shown is no longer so: said in words, and everything that could be pressed is off.
   const cut = (words, final) => {
