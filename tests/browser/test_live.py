@@ -270,6 +270,24 @@ def test_a_wrong_value_is_refused_and_the_picture_pauses_and_tells_a_span(panel:
     panel.page.wait_for_selector(f'{PANEL} .rl-span:has-text("waits/s")')
 
 
+def test_a_value_a_placeholder_and_a_title_are_no_name(chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_content("""<div id="root">
+      <select class="bad"><option>words</option></select>
+      <input class="bad" placeholder="bytes" title="bytes"> <button class="bad"> </button>
+      <label><select class="bad"><option>words</option></select></label>
+      <button class="bad" tabindex="-1">out of reach</button>
+      <input class="bad" aria-labelledby="nobody"> <label for="empty"></label>
+      <input class="bad" id="empty">
+      <label for="a">A</label><input id="a"> <label>B <select><option>b</option></select></label>
+      <input aria-label="C"> <span id="d">D</span><select aria-labelledby="d"></select>
+      <button>E</button> <input style="display: none"></div>""")
+    found = page.evaluate(NAMELESS, "#root")
+    assert len(found) == 7
+    assert all("bad" in each for each in found)
+    page.close()
+
+
 @pytest.mark.parametrize(("width", "height", "dark"), [(1280, 800, True), (1920, 1080, False)])
 def test_nothing_is_cut_off_and_everything_has_a_name(
     panel: Driver, width: int, height: int, dark: bool

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bokeh.models import DataRange1d
 
 import lab
 from engine import Policy, RingServer
@@ -20,7 +21,7 @@ from engine.policy import table
 from engine.views import LoopView
 from lab import experiment, mode
 from lab.clients import Client, ClientError
-from lab.live import measured, opening
+from lab.live import case, figures, measured, opening
 from lab.live.dirty_list import LIVE
 from lab.live.opening import replaced
 from lab.live.panel import _OPTIONS, ACTIONS, LivePanel, close_all, open_panels
@@ -103,6 +104,20 @@ def test_every_decision_is_offered_with_the_shipped_choice_marked(panel: LivePan
         marked = [option["value"] for option in spec["choices"] if "(shipped)" in option["label"]]
         assert marked == [choice.name for choice in known.values() if choice.shipped]
         assert all(option["what"] for option in spec["choices"])
+
+
+@pytest.mark.parametrize("name", case.names())
+def test_no_axis_of_a_plot_cuts_off_what_goes_beyond_its_end(name: str) -> None:
+    _, plots = figures.layout(case.case(name))
+    drawn = {plot.name: plot.figure for plot in plots if plot.name != "events"}
+    assert {"cpu", "rates-log", "rates-linear"} <= set(drawn)
+    for figure in drawn.values():
+        assert isinstance(figure.y_range, DataRange1d)
+        assert figure.y_range.end is None or figure.y_range.end != figure.y_range.end
+    # What it shows at least: a whole core, which the kernel's process may go beyond.
+    kept = [renderer.data_source.data["top"] for renderer in drawn["cpu"].renderers
+            if "top" in renderer.data_source.data]
+    assert kept == [[1000]]
 
 
 def test_every_arm_has_a_preset_with_a_sentence() -> None:
