@@ -7,7 +7,6 @@ screen then. Headless Chromium draws without a graphics card, a tenth of a secon
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Missing, spread
+from lab.doctor import browser_path
 
 AIM_MS = 300.0
 # The wait cap of an idle worker under the shipped policy: iterations per second follow at once.
@@ -51,7 +51,7 @@ async ([root, value, above]) => {
 
 def main(tries: int = 30) -> None:
     """Print both latencies: the change's mark in the plot, and the curve that follows it."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = browser_path()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

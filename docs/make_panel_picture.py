@@ -7,7 +7,6 @@ The worker spins under the shipped policy, is switched to one that lets it sleep
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.browser import conftest as browser  # noqa: E402  (the checkout must be on the path)
+from lab.doctor import browser_path  # noqa: E402  (the checkout must be on the path)
+from tests.browser import conftest as browser  # noqa: E402
 from tests.browser.driver import PANEL, write_notebook  # noqa: E402
 
 CELLS = ["import lab\n\nlab.live()"]
@@ -25,7 +25,7 @@ SIZE = {"width": 1360, "height": 1250}
 
 def main(target: Path) -> int:
     """Writes the picture; 2 where there is no Chromium or no Playwright."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = browser_path()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

@@ -27,7 +27,8 @@ CROWD_FILES = 10_200
 CROWD_PORTS = 12_000
 NEWEST_NEEDED = (6, 1)
 _NO_TRACING = "nothing but another kernel; its column in ringlab waits stays empty"
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+"""Chromium by the names that systems have for it; tools/bootstrap.sh looks for the same."""
 _FREE_BYTES = 500 << 20
 
 
@@ -152,13 +153,18 @@ def _tracing() -> list[Row]:
     return rows
 
 
+def browser_path() -> str | None:
+    """The Chromium that the browser tests drive."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
 def _programs() -> list[Row]:
     rows = []
     lacking = [name for name in ("jupyterlab", "papermill", "bokeh", "ipywidgets")
                if importlib.util.find_spec(name) is None]
     rows.append(Row("notebook packages", WARN, f"missing: {', '.join(lacking)}", "make setup")
                 if lacking else Row("notebook packages", OK, "installed"))
-    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    browser = browser_path()
     rows.append(Row("browser", OK, browser) if browser else
                 Row("browser", WARN, "no Chromium", "tests/browser need it: apt install chromium"))
     emulator = _program("qemu-system-x86_64")

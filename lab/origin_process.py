@@ -61,6 +61,11 @@ class OriginProcess(Handle):
     ) -> None:
         self._end()
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process is there no more."""
+        return self._child is None or self._child.poll() is not None
+
     def _line(self) -> bytes:
         assert self._child is not None
         assert self._child.stdout is not None

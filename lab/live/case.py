@@ -89,9 +89,8 @@ class Line:
 class Plotted:
     """One plot of the panel, drawn from the first line to the last.
 
-    ``log``: its rates on a logarithmic axis up to ``top``, and on a linear one when that is asked
-    for; otherwise ``top`` is the fixed end of the axis, 0 meaning that it follows. ``least``: what
-    an axis shows at least.
+    ``log``: its rates on a logarithmic axis, and on a linear one when that is asked for. ``top``:
+    where the axis ends unless something goes higher; 0: it follows, and shows ``least`` at least.
     """
 
     name: str
@@ -102,7 +101,6 @@ class Plotted:
     height: int = 118
     log: bool = False
     top: float = 0.0
-    ticks: tuple[float, ...] = ()
     least: float = 1.0
     right_least: float = 2.0
     room: float = 0.12
@@ -221,6 +219,10 @@ class LiveCase:
     """Policies with a button of their own, which plays the arm anew under them."""
     needs: Callable[[Mapping[str, Value]], AbstractContextManager[Any]] = lambda _: nullcontext()
     """What an engine of the panel's own needs around it."""
+    lost: Callable[[Any], str] = lambda needed: ""
+    """Of what ``needs`` gave: what has ended of it by itself, in words; empty: nothing."""
+    lacks: Callable[[Any], str] = lambda engine: ""
+    """Why an engine cannot bring about a stall, looked at once one did not come; empty: it can."""
     release: Callable[[Any], Choreography] = lambda engine: ()
     """What lets go whatever the other side holds back; nothing where nobody holds."""
     span: tuple[tuple[str, str], ...] = ()
@@ -272,10 +274,10 @@ def names() -> list[str]:
     return list(_HOMES)
 
 
-def case(name: str) -> LiveCase:
+def case(name: object) -> LiveCase:
     """The description of that name; UsageError lists them, nearest first."""
-    if name not in _HOMES:
-        raise unknown("case with a live panel", name, _HOMES)
+    if not isinstance(name, str) or name not in _HOMES:
+        raise unknown("case with a live panel", str(name), _HOMES)
     found: LiveCase = importlib.import_module(_HOMES[name]).LIVE
     return found
 

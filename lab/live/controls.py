@@ -7,6 +7,7 @@ a case offers, and under which label, its description says (:mod:`lab.live.case`
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,6 @@ def command_line(
     defaults: Mapping[str, Value],
 ) -> str:
     """The ``ringlab run`` line that repeats a measurement."""
-    changed = [f"-p {name}={value}" for name, value in values.items()
+    changed = [f"-p {shlex.quote(f'{name}={value}')}" for name, value in values.items()
                if defaults.get(name) != value]
     return " ".join([f"ringlab run {experiment} --arm '{arm}' --policy '{policy}'", *changed])

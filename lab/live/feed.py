@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from engine.base import Engine
-from engine.errors import RinglabError, UsageError
+from engine.errors import RinglabError
 from lab import dark
 from lab.live.series import Decimator, Rows, Samples, Shape, differs, pack
 from lab.live.stream import View, Watch
 from lab.measure import thread_clock_ns
+from lab.parameters import Parameter
 
 RATE_HZ = 10.0
 MOST_HZ = 20.0
@@ -27,6 +28,7 @@ KEPT_MARKS = 40
 # The share of a core that the panel may cost; above it the rate is halved.
 BUDGET = 0.03
 SLOWEST_HZ = 2.0
+RATE = Parameter("rate", float, RATE_HZ, "frames a second", SLOWEST_HZ, MOST_HZ)
 # While nothing is sent, the ring is emptied this often; it holds much more than that.
 _RESTING_S = 0.5
 _LONGEST_DARK_S = 45.0
@@ -38,13 +40,6 @@ _EFFECT_S = 0.04
 _ACCOUNT_S = 0.5
 
 Mark = dict[str, Any]
-
-
-def checked_rate(hz: object) -> float:
-    """``hz`` as a rate of frames; :class:`UsageError` for what is none, before anything starts."""
-    if isinstance(hz, int | float) and not isinstance(hz, bool) and SLOWEST_HZ <= hz <= MOST_HZ:
-        return float(hz)
-    raise UsageError(f"rate={hz!r} is not allowed: {SLOWEST_HZ:g} to {MOST_HZ:g} frames a second")
 
 
 class Feed:
@@ -59,7 +54,7 @@ class Feed:
         tick: Callable[[bool], object] = lambda new: None,
         failed: Callable[[RinglabError], object] = lambda error: None,
     ) -> None:
-        hz = checked_rate(hz)
+        hz = float(RATE.check(hz))
         self.samples = Samples(shape.layout)
         self.lost = 0
         self.hz = self._wanted_hz = hz
@@ -90,8 +85,8 @@ class Feed:
         self._cost_from = time.monotonic() + _COST_S / 2
         self._io_tid = _io_thread()
         self._thread = threading.Thread(target=self._run, name="ringlab-feed", daemon=True)
-        self._thread.start()
         dark.register(self)
+        self._thread.start()
 
     # -- what others may ask of it ---------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from bokeh.models import (
     BoxSelectTool,
     ColumnDataSource,
     DataRange1d,
-    FixedTicker,
     HoverTool,
     LinearAxis,
     Range1d,
@@ -32,6 +31,8 @@ from lab.static import Key
 ROWS, MARKS = "rows", "marks"
 SECONDS = 40.0
 _LANES = 4
+_LOG_ROOM = 0.02
+_BEYOND = 1e3  # decades above the top have names too
 _CPU = Plotted(
     "cpu", "CPU time", (
         Line("process_cpu", "the whole kernel process", palette.GREY, width=2.6,
@@ -40,7 +41,7 @@ _CPU = Plotted(
              "on a run queue"),
         Line("cpu", "{one}: running", palette.BLACK, width=1.4, tip="{one} runs", format="0.0"),
     ),
-    "ms/s", top=1080, ticks=(0, 500, 1000),
+    "ms/s", top=1000,  # one core; a process may take more
 )
 
 
@@ -138,6 +139,8 @@ def _plot(spec: Plotted, rows: ColumnDataSource, span: Range1d, scale: str) -> P
     plot.yaxis.axis_label = spec.unit
     _scale(plot, spec, scale)
     plot.xaxis.visible = spec.time_axis
+    if spec.top and scale != "linear":
+        _show_up_to(plot, spec.top)
     drawn = {line: _step(plot, rows, line, scale) for line in spec.lines if not line.right}
     if spec.right:
         drawn |= _on_the_right(plot, rows, spec)
@@ -149,20 +152,19 @@ def _plot(spec: Plotted, rows: ColumnDataSource, span: Range1d, scale: str) -> P
 
 
 def _limits(spec: Plotted, scale: str) -> dict[str, Any]:
+    # Every axis follows what is drawn: nothing is cut off, however fast a loop goes round.
     if scale == "log":
-        return {"y_axis_type": "log", "y_range": style.log_range(spec.top, 1.2)}
+        return {"y_axis_type": "log", "y_range": DataRange1d(
+            start=style.log_range(spec.top).start, range_padding=_LOG_ROOM)}
     if spec.top and not scale:
-        return {"y_range": Range1d(start=0, end=spec.top)}
+        return {"y_range": DataRange1d(start=0, range_padding=spec.room)}
     return {"y_range": DataRange1d(start=0, range_padding=spec.room,
                                    min_interval=50 if scale else spec.least)}
 
 
 def _scale(plot: Any, spec: Plotted, scale: str) -> None:
     if scale == "log":
-        style.name_decades(plot.yaxis[0], spec.top, every=2)
-        return
-    if spec.ticks:
-        plot.yaxis.ticker = FixedTicker(ticks=list(spec.ticks))
+        style.name_decades(plot.yaxis[0], spec.top * _BEYOND, every=2)
         return
     plot.yaxis.formatter = style.plain_numbers()
     ticker: Any = BasicTicker(desired_num_ticks=4 if scale else 3, num_minor_ticks=0)
@@ -170,6 +172,12 @@ def _scale(plot: Any, spec: Plotted, scale: str) -> None:
         ticker.min_interval = 1
     plot.yaxis.ticker = ticker
     plot.visible = not scale
+
+
+def _show_up_to(plot: Any, top: float) -> None:
+    """So high at least: a point that is not seen, which keeps the axis from closing in."""
+    plot.scatter("t", "top", source=ColumnDataSource({"t": [0.0], "top": [top]}), size=1,
+                 fill_alpha=0, line_alpha=0, level="underlay")
 
 
 def _on_the_right(plot: Any, rows: ColumnDataSource, spec: Plotted) -> dict[Line, Any]:

@@ -28,7 +28,7 @@ _MORE = 7  # before what was delivered
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to make: the arm, the policy and the parameters; ``notes`` what it leaves out."""
+    """A run to make: the arm, the policy and every parameter; ``notes`` what it leaves out."""
 
     experiment: Experiment
     arm: str
@@ -51,8 +51,10 @@ class Plan:
 
 def plan(
     case: LiveCase, values: Mapping[str, Value], policy: ResolvedPolicy, poked: bool, chosen: str,
+    seconds: float,
 ) -> Plan:
-    """The run that the panel's settings mean; UsageError where the case has no such arm."""
+    """The run that the panel's settings mean, with windows of ``seconds``; UsageError where the
+    case has no such arm."""
     experiment = case.experiment
     arm = case.arm_of(values, poked, chosen)
     if not arm:
@@ -61,24 +63,24 @@ def plan(
         raise UsageError(f"policy {policy.name} is written in Python, which a run's parameters "
                          "cannot name: choose a named one to measure")
     passed_over = case.left_out(values, arm)
-    parameters = as_parameters(values, experiment.parameters)
+    given = as_parameters(values, experiment.parameters)
     for name in passed_over:
-        parameters.pop(name, None)
-    parameters |= {**case.fixed, "repetitions": 1}
+        given.pop(name, None)
+    # All of them, so that what is copied repeats the run whatever stands where it is pasted.
+    parameters = experiment.parameters.resolve(
+        {**given, **case.fixed, "seconds": seconds, "repetitions": 1})
     # An arm that is not run under this policy says so now, not once it is to be measured.
-    experiment.settings(experiment.parameters.resolve(parameters), [arm], [policy.name])
+    experiment.settings(parameters, [arm], [policy.name])
     left = [words for words in passed_over.values() if words]
     notes = "not part of this arm: " + ", ".join(left) if left else ""
     return Plan(experiment, arm, policy.name, parameters, notes)
 
 
-def measure(
-    wanted: Plan, seconds: float, store: RunStore | None, step: Callable[[str], object]
-) -> Run:
+def measure(wanted: Plan, store: RunStore | None, step: Callable[[str], object]) -> Run:
     """Makes the run (idle window, stalled window, drain, probes) and reads it back."""
     outcome = wanted.experiment.run(
-        {**wanted.parameters, "seconds": seconds}, arms=[wanted.arm], policies=[wanted.policy],
-        repeat=1, progress=_Telling(step), store=store,
+        wanted.parameters, arms=[wanted.arm], policies=[wanted.policy],
+        progress=_Telling(step), store=store,
     )
     if outcome.path is None:
         raise UsageError("the run was measured but not stored")

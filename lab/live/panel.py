@@ -9,27 +9,27 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from numpy.typing import NDArray
 
 from engine.base import Engine
 from engine.decisions import OWN, AnyPolicy
-from engine.errors import RinglabError, UsageError, unknown
+from engine.errors import MachineError, RinglabError, UsageError, quoted, unknown
 from lab.live import controls as controlling
 from lab.live import measured
 from lab.live.board import Board, strip
 from lab.live.case import LiveCase, Look, case_for
 from lab.live.controls import CONNECTION, POLICY, REQUEST
-from lab.live.feed import RATE_HZ, Feed, checked_rate
+from lab.live.feed import RATE, RATE_HZ, Feed
 from lab.live.lane import Lane
 from lab.live.opening import replaced, this_cell
 from lab.live.party import Party, brief
 from lab.live.series import span_figures
 from lab.live.state import LiveJudge, Now
 from lab.live.stream import View, Watch
-from lab.parameters import Value
+from lab.parameters import Parameter, Value
 from lab.runs import Run, RunStore
 
 STOP_S = 1.0
@@ -67,68 +67,85 @@ class LivePanel:
     ) -> None:
         self.case: LiveCase = case_for(server, experiment)
         self.experiment = self.case.experiment
+        first = self._first_policy(server, policy)
+        if store is not None and not isinstance(store, RunStore):
+            raise UsageError(f"store is a RunStore, not a {type(store).__name__}")
         self.controls = self.case.controls(self.experiment.parameters)
         self.values = self.case.first_values(self.controls, server)
         for name, value in values.items():
             self.values[name] = self._control(name).parameter.check(value)
         self.seconds = float(self.experiment.parameters["seconds"].check(seconds))
-        self._rate, self._store = checked_rate(rate), store
+        self._rate, self._store = float(RATE.check(rate)), store
         self._own = server is None
         self._arm, self._auto = self.case.arm, True
         self._around = ExitStack()
-        self.server = server if server is not None else self._first_server(policy)
-        self.server.start()
+        self._needed: Any = None
+        self._lost_told = False
         self.runs: list[Run] = []
         self._notes: list[str] = []
         self.state = "opening"
-        self._busy = self._measuring = False
+        self._measuring = False
         self._life = threading.RLock()
-        self.view = View("panel", self._received)
-        self.watch = Watch()
-        self.board = Board(self.view)
-        self.cell = this_cell()
-        for other in open_panels():
-            if replaced(other.cell, self.cell):
-                other.close()
-        self._begin()
-        _open.add(self)
+        # Only what was checked comes so far; what breaks off from here on takes all with it.
+        with ExitStack() as begun:
+            self.server = self._serve(first, begun) if server is None else _started(server, begun)
+            self.view = View("panel", self._received)
+            begun.callback(self.view.shut)
+            self.watch = Watch()
+            self.board = Board(self.view)
+            self.cell = this_cell()
+            for other in open_panels():
+                if replaced(other.cell, self.cell):
+                    other.close()
+            self._begin()
+            _open.add(self)
+            begun.pop_all()
+
+    def _first_policy(self, server: Engine | None, policy: AnyPolicy | None) -> AnyPolicy:
+        """The policy of an engine of the panel's own, checked."""
+        if server is not None and policy is not None:
+            raise UsageError("policy is that of an engine of the panel's own: set it on yours, "
+                             "with set(policy=...)")
+        return self.case.decisions.resolve(self.case.policy if policy is None else policy)
 
     # -- life -----------------------------------------------------------------------------------
 
-    def _first_server(self, policy: AnyPolicy | None) -> Engine:
+    def _serve(self, policy: AnyPolicy, begun: ExitStack | None = None) -> Engine:
         """A server of the panel's own, with what it needs around it, which ends with it."""
         with ExitStack() as around:
             self._needed = around.enter_context(self.case.needs(self.values))
-            made = self._new_server(self.case.policy if policy is None else policy).start()
-            self._around = around.pop_all()
+            made = self.case.serve(policy, self._settings(), self._needed)
+            around.callback(_close_quietly, made)
+            made.start()
+            self._around, self._lost_told = around.pop_all(), False
+        if begun is not None:
+            begun.callback(self._around.close)
         return made
-
-    def _new_server(self, policy: AnyPolicy) -> Engine:
-        return self.case.serve(policy, self._settings(), self._needed)
 
     def _settings(self) -> dict[str, Value]:
         return self.case.settings(self.values, self._arm)
 
     def _begin(self) -> None:
+        """Its threads; where one does not start, none stays."""
         self.judge = LiveJudge(self.case.rules, self.case.words.one)
         self.party = self._new_party()
-        self.desk = Lane("ringlab-desk", self._failed)
-        self.hands = Lane("ringlab-clients", self._failed)
         self._strip_at = self._cost_at = 0.0
-        try:
+        with ExitStack() as begun:
+            self.desk = Lane("ringlab-desk", self._failed)
+            begun.callback(self.desk.close)
+            self.hands = Lane("ringlab-clients", self._failed)
+            begun.callback(self.hands.close)
             self.feed = Feed(self.server, self.view, self.watch, self.case.shape, self._rate,
                              tick=self._tick, failed=self._ended)
-        except BaseException:
-            self.desk.close()
-            self.hands.close()
-            raise
-        self.state = "open"
-        self.board.tell(
-            values=dict(self.values), policy=self._policy_facts(), auto=self._auto, refused={},
-            paused=False, busy="", message=None, table="", span="", running=True,
-            watch="Choose an arm above, or set the controls and press stall.", arm=self._arm,
-            life="open", status="", command="",
-        )
+            begun.callback(self.feed.close)
+            self.board.tell(
+                values=dict(self.values), policy=self._policy_facts(), auto=self._auto,
+                refused={}, paused=False, busy="", message=None, table="", span="", running=True,
+                watch="Choose an arm above, or set the controls and press stall.",
+                arm=self._arm, life="open", status="", command="",
+            )
+            self.state = "open"
+            begun.pop_all()
 
     def _new_party(self) -> Party:
         return Party(self.server, lambda text: self.board.say(text, error=True))
@@ -160,25 +177,23 @@ class LivePanel:
         self.party.close()  # what a client waits for ends with its socket
         self.hands.close()
         self.party.close()
-        if self._own:
-            try:
-                self.server.close()
-            except RinglabError:
-                pass  # it was told when it happened
-            self._around.close()
+        self._around.close()
 
     def _resume(self) -> None:
         with self._life:
             if self.state != "resting":
                 return
             try:
-                if self._own:
-                    self.server = self._first_server(self._named())
-                self.server.start()
+                with ExitStack() as begun:
+                    if self._own:
+                        self.server = self._serve(self._named(), begun)
+                    else:
+                        self.server.start()
+                    self._begin()
+                    begun.pop_all()
             except RinglabError as error:
                 self.board.say(brief(error), error=True)
                 return
-            self._begin()
             self.desk.put(lambda: self._introduce(True))
 
     def __enter__(self) -> LivePanel:
@@ -218,11 +233,33 @@ class LivePanel:
             self._set(name, value)
 
     def do(self, action: str, **options: Any) -> None:
-        """Presses a button: one of ``actions()``; the panel's client thread does it."""
+        """Presses a button: one of ``actions()``; the panel's client thread does it.
+
+        ``size`` is the bytes of "read"; ``arm``, and if it is to change ``policy``, are those of
+        "preset". UsageError for what is not allowed: then nothing is done.
+        """
         if action not in self.actions():
-            raise unknown("action", action, self.actions())
-        work = ACTIONS[action]
-        self.hands.put(lambda: self._doing(action, lambda: work(self, **options)))
+            raise unknown("action", str(action), self.actions())
+        work, given = ACTIONS[action], self._options(action, options)
+        self.hands.put(lambda: self._doing(action, lambda: work(self, **given)))
+
+    def _options(self, action: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What came with an action, checked."""
+        takes = _OPTIONS.get(action, ())
+        for name in given:
+            if name not in takes:
+                words = ", ".join(takes) or "none"
+                raise UsageError(f"{action} has no option {quoted(name)}; it takes: {words}")
+        checked = dict(given)
+        if action == "read":
+            checked["size"] = READ.check(given.get("size", READ.default))
+        if action == "preset":
+            arm = given.get("arm")
+            if not isinstance(arm, str) or arm not in self.case.presets:
+                raise unknown("arm", str(arm), self.case.presets)
+            if given.get("policy"):
+                self.case.decisions.resolve(given["policy"])
+        return checked
 
     def actions(self) -> list[str]:
         """What :meth:`do` takes: the case's buttons, a preset, and "measure"."""
@@ -231,7 +268,7 @@ class LivePanel:
     def plan(self) -> measured.Plan:
         """The run that the present settings mean."""
         return measured.plan(self.case, self.values, self.server.policy,
-                             self.party.poked, self._arm)
+                             self.party.poked, self._arm, self.seconds)
 
     # -- messages from the page: tiny, any thread ------------------------------------------------
 
@@ -249,8 +286,7 @@ class LivePanel:
             name, value = str(message.get("name")), message.get("value")
             self.desk.put(lambda: self._set_from_page(name, value), key=f"set {name}")
         elif kind == "do" and message.get("action") in self.actions():
-            options = {key: message[key] for key in ("size", "arm", "policy") if key in message}
-            self.do(str(message["action"]), **options)
+            self._do_from_page(str(message["action"]), message)
         elif kind == "pause":
             self.desk.put(lambda: self.pause(bool(message.get("on"))))
         elif kind == "auto":
@@ -289,7 +325,7 @@ class LivePanel:
                       for name in case.quick],
             "words": {"settings": case.words.settings, "rows": case.words.rows,
                       "head": case.words.head},
-            "wide": len(case.strip) > _WIDE,
+            "size": READ.default, "wide": len(case.strip) > _WIDE,
             "case": self.experiment.title,
         })
 
@@ -310,6 +346,17 @@ class LivePanel:
             refused[name] = brief(error)
         self.board.tell(refused=refused, values=dict(self.values), policy=self._policy_facts())
 
+    def _do_from_page(self, action: str, message: Mapping[str, Any]) -> None:
+        refused = {name: text for name, text in (self.board["refused"] or {}).items()
+                   if name not in _OPTIONS.get(action, ())}
+        try:
+            self.do(action, **{name: message[name] for name in _OPTIONS.get(action, ())
+                               if name in message})
+        except RinglabError as error:
+            self.board.say(brief(error), error=True)
+            refused |= {"size": brief(error)} if action == "read" else {}
+        self.board.tell(refused=refused)
+
     def _set(self, name: str, value: Any) -> None:
         if name == POLICY or name in self.case.decision_names():
             self._set_policy(name, value)
@@ -322,9 +369,9 @@ class LivePanel:
         self.values[name] = checked
         shown = f"{checked:,}" if isinstance(checked, (int, float)) else str(checked)
         self._changed(f"{control.label} {shown}", f"set {name}")
-        self.board.tell(values=dict(self.values))
         if name in self.case.unchosen_by:
             self._arm = self.case.arm
+        self.board.tell(values=dict(self.values), command=self._command())
         if control.effect in (REQUEST, CONNECTION) and self._auto and self.party.size:
             self.hands.put(lambda: self._doing("reconnect", self._restall), key="stall")
 
@@ -344,7 +391,7 @@ class LivePanel:
             self.server.set(**{name: value})
             text = f"{name} {value}"
         self._changed(text, f"set {name}")
-        self.board.tell(policy=self._policy_facts())
+        self.board.tell(policy=self._policy_facts(), command=self._command())
 
     def _policy_facts(self) -> dict[str, Any]:
         policy = self.server.policy
@@ -376,13 +423,16 @@ class LivePanel:
         return self._play(self.case.arm_of(self.values, False, self._arm))
 
     def _play(self, arm: str) -> str:
+        self._need_all()
         count = int(self.values["clients"])
         scene = self.case.scene(arm, self.values, self.server)
         self.judge.changed(time.monotonic_ns())
         troubles = self.party.play(scene, count)
         self.judge.changed(time.monotonic_ns())
+        self._need_all()
         if troubles:
-            return f"{'; '.join(troubles)}. {self.case.words.no_stall}"
+            why = self.case.lacks(self.server) or self.case.words.no_stall
+            return f"{'; '.join(troubles)}. {why}"
         one, several = scene.does
         text = f"a client {one}" if count == 1 else f"{count} clients {several}"
         # Others may be connected to somebody else's engine.
@@ -403,8 +453,6 @@ class LivePanel:
 
     def _preset(self, arm: str, policy: str = "") -> str:
         presets = self.case.presets
-        if arm not in presets:
-            raise unknown("arm", arm, presets)
         if policy:
             self.server.set(policy=policy)
             self.board.tell(policy=self._policy_facts())
@@ -417,13 +465,15 @@ class LivePanel:
         return self._play(arm)
 
     def _release(self) -> str:
+        self._need_all()
         return self.party.release(self.case.release(self.server))
 
     def _act(self, name: str, work: Callable[[], str]) -> str:
         self._changed(name)
         text = work()
         self.judge.changed(time.monotonic_ns())
-        return text
+        lost = self._lost()
+        return f"{text}; {lost}" if lost else text
 
     def _stop(self) -> str:
         self._changed("stop asked")
@@ -436,15 +486,15 @@ class LivePanel:
     def _again(self) -> str:
         self.party.close()
         policy = self._named()
-        try:
-            self.server.close()
-        except RinglabError:
-            pass  # it was told when it happened
-        if self._own:
-            self.server = self._new_server(policy)
-        self.server.start()
-        self.party = self._new_party()
-        self.feed.restart(self.server)
+        with self.feed.dark():  # nobody looks at a server that is being replaced
+            if self._own:
+                self._around.close()
+                self.server = self._serve(policy)
+            else:
+                _close_quietly(self.server)
+                self.server.start()
+            self.party = self._new_party()
+            self.feed.restart(self.server)
         self._changed("started again")
         self.board.tell(policy=self._policy_facts(), running=True)
         return f"a fresh {self.case.words.one} runs under {self.server.policy.name}"
@@ -458,7 +508,7 @@ class LivePanel:
                 # Two spinning workers would share the cores: the panel's own comes to rest first.
                 self.party.close()
                 self.board.tell(status="dark: measuring", arm=wanted.arm)
-                run = measured.measure(wanted, self.seconds, self._store, lambda what:
+                run = measured.measure(wanted, self._store, lambda what:
                                        self.board.tell(busy=f"measuring: {what}"))
         finally:
             self._measuring = False
@@ -467,7 +517,7 @@ class LivePanel:
         self.board.tell(table=measured.runs_table(
             self.runs, self._notes, self.case.measured).to_html())
         self.feed.mark("measured")
-        if stalled and self.state == "open":
+        if stalled and self.state == "open" and not self._lost():
             self._play(wanted.arm)
         row = run.arms[0]
         return f"measured {row['arm']} under {row['policy']}: {row['state']}; {row['reason']}"
@@ -495,6 +545,11 @@ class LivePanel:
         now = time.monotonic()
         if self.watch.gone and self.state == "open":
             threading.Thread(target=self.rest, name="ringlab-rest", daemon=True).start()
+        lost = self._lost()
+        if lost and not self._lost_told:
+            self._lost_told = True
+            self.board.tell(running=False)
+            self.board.say(lost, error=True)
         if not self.watch.watched or self._measuring:
             return
         just = time.monotonic_ns() - self.judge.changed_ns < _JUST_NS
@@ -525,7 +580,19 @@ class LivePanel:
         reason = f"the {self.case.words.one} has left its loop; press start again"
         return strip(Now("stopped", reason, "", "", ""), _NOBODY, self.case.strip)
 
+    def _lost(self) -> str:
+        """What the engine needs and has lost, with what to do; empty: nothing."""
+        what = self.case.lost(self._needed) if self._needed is not None else ""
+        return what and f"{what}: press start again, which brings another"
+
+    def _need_all(self) -> None:
+        """MachineError where nothing can come about, because what it takes is gone."""
+        if lost := self._lost():
+            raise MachineError(lost)
+
     def _status(self) -> str:
+        if self._needed is not None and (lost := self.case.lost(self._needed)):
+            return lost
         if self.feed.paused:
             return "paused"
         if self.feed.is_dark:
@@ -534,7 +601,7 @@ class LivePanel:
 
     def _running(self) -> bool:
         try:
-            return self.server.running() > 0
+            return self.server.running() > 0 and not self._lost()
         except RinglabError:
             return False
 
@@ -545,7 +612,9 @@ class LivePanel:
 
     def _failed(self, error: BaseException) -> None:
         try:
-            self.server.check()  # what ended the server is the reason of whatever failed after it
+            # What ended the server, or what it needs, is the reason of whatever failed after it.
+            self.server.check()
+            self._need_all()
         except RinglabError as reason:
             error = reason
         if self.state == "open":
@@ -561,7 +630,7 @@ ACTIONS: dict[str, Callable[..., str | None]] = {
     "stall": lambda panel: panel._stall(),
     "reconnect": lambda panel: panel._stall(),
     "preset": lambda panel, arm, policy="": panel._preset(arm, policy),
-    "read": lambda panel, size=65536: panel._act(
+    "read": lambda panel, size: panel._act(
         f"read {size:,} bytes", lambda: panel.party.read(size)),
     "read all": lambda panel: panel._act("read all", panel.party.read_all),
     "release": lambda panel: panel._act("release", panel._release),
@@ -573,6 +642,23 @@ ACTIONS: dict[str, Callable[..., str | None]] = {
     "measure": lambda panel: panel._measure(),
 }
 """What the buttons do, by name; each runs on the panel's client thread."""
+_OPTIONS = {"read": ("size",), "preset": ("arm", "policy")}
+READ = Parameter("size", int, 65536, "bytes", 1, 2**30)
+
+
+def _close_quietly(server: Engine) -> None:
+    """Ends it; what had ended it before was told when it happened."""
+    with suppress(RinglabError):
+        server.close()
+
+
+def _started(server: Engine, begun: ExitStack) -> Engine:
+    """The caller's, running; one that did not run before is ended with ``begun``."""
+    try:
+        server.running()
+    except RinglabError:
+        begun.callback(_close_quietly, server)
+    return server.start()
 
 
 _open: set[LivePanel] = set()

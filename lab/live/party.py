@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import engine
 from engine.base import Engine
 from engine.errors import RinglabError
 from lab.choreography import (
@@ -221,9 +225,22 @@ def brief(error: BaseException) -> str:
 
 
 def _own_line(cause: BaseException | None) -> str:
-    if cause is None or cause.__traceback__ is None:
-        return ""
-    step = cause.__traceback__
-    while step.tb_next is not None:
-        step = step.tb_next
-    return f" (line {step.tb_lineno} of {step.tb_frame.f_code.co_name}())"
+    """The line of the user's own code that ``cause`` came through last; empty: it was none of his.
+
+    What he called there may have raised it: his line is the one that he can change.
+    """
+    steps = traceback.walk_tb(cause.__traceback__ if cause is not None else None)
+    own = [(line, frame.f_code) for frame, line in steps if _is_users(frame.f_code.co_filename)]
+    return f" (line {own[-1][0]} of {own[-1][1].co_name}())" if own else ""
+
+
+def _is_users(file: str) -> bool:
+    return not (file.startswith("<frozen")
+                or any(Path(file).is_relative_to(place) for place in _NOT_HIS))
+
+
+# The lab, the engine, Python's own modules, installed packages.
+_NOT_HIS = (
+    Path(__file__).resolve().parents[1], Path(engine.__file__).resolve().parent,
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)

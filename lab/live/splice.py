@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,7 @@ PACED, UPLOAD = "paced", "e"
 _FULL_PIPE = 256 * 1024
 # Requests of one write must fit what sockets take while the relay is busy with the first.
 _MOST_AHEAD = 64
+_KNOCK_S = 1.0
 
 # ---- what can be set ----------------------------------------------------------------------------
 
@@ -95,20 +97,37 @@ def settings(values: Mapping[str, Value], arm: str) -> dict[str, Value]:
 
 
 @contextmanager
-def origin(_: Mapping[str, Value]) -> Iterator[str]:
-    """An origin in a process of its own, ``HOST:PORT``.
+def origin(_: Mapping[str, Value]) -> Iterator[OriginProcess]:
+    """An origin in a process of its own.
 
     One serves every arm: that it takes little matters to what is uploaded only.
     """
     narrow = int(splice_case.PARAMETERS["origin_rcvbuf"].default)
     with OriginProcess(rcvbuf=narrow) as process:
-        yield process.target
+        yield process
 
 
-def serve(policy: AnyPolicy, given: Mapping[str, Value], target: str) -> SpliceRelay:
+def lost(process: OriginProcess) -> str:
+    """An origin that was ended from outside, or crashed."""
+    return f"the origin (process {process.pid}) has ended" if process.ended else ""
+
+
+def lacks(relay: SpliceRelay) -> str:
+    """An origin of the caller's that takes no connection."""
+    try:
+        socket.create_connection(relay.origin, _KNOCK_S).close()
+    except OSError as error:
+        return (f"The origin at {target_of(relay)} takes no connection "
+                f"({error.strerror or error}): start it, then press stall.")
+    return ""
+
+
+def serve(
+    policy: AnyPolicy, given: Mapping[str, Value], process: OriginProcess
+) -> SpliceRelay:
     """A relay of the panel's own, in front of that origin."""
     options: dict[str, Any] = {"max_sessions": 256, "stop_grace_ms": 200, **given}
-    return SpliceRelay(target, policy, **options)
+    return SpliceRelay(process.target, policy, **options)
 
 
 # ---- what the clients do ------------------------------------------------------------------------
@@ -345,7 +364,7 @@ LIVE = LiveCase(
         Button("reset", "Close with RST"),
         Button("reconnect", "Close, connect with the present settings, ask again"),
         Button("stop", "Ask the relay to stop: responses under way have a short time left"),
-        Button("start again", "A fresh relay under the present policy"),
+        Button("start again", "A fresh relay and origin under the present policy"),
     ),
     presets=PRESETS,
     shape=SHAPE,
@@ -363,6 +382,8 @@ LIVE = LiveCase(
     arm="a",
     quick=splice_case.PRESETS,
     needs=origin,
+    lost=lost,
+    lacks=lacks,
     release=release,
     span=(("noop_dispatches", "no-op dispatches/s"),),
     measured=((Column("no-ops", "1/s, stalled"), "noop_per_s"),),

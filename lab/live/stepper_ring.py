@@ -6,11 +6,12 @@ import errno
 import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from engine import ConnView, LoopView, Script, Wait
 from engine.decisions import AnyPolicy
-from engine.errors import UsageError, unknown
+from engine.errors import EngineError, UsageError, unknown
+from engine.parameters import BYTES, LIVE, NUMBER, PASSING, Range, whole
 from lab.automaton import DIRTY_LIST, Drawing
 from lab.live.stepper_driver import (
     Action,
@@ -39,6 +40,10 @@ COMPLETIONS = ("full", "short", "error", "not yet")
 # The founding report's fixture: what the socket takes of 3 MiB, and a response of 103 bytes.
 RESPONSE, TAKEN, SMALL = 3 << 20, 100_000, 24
 FIXTURES = ("single", "pipelined")
+ROUTES = ("async", "sync")
+_SIZE = cast(Range, LIVE["response_size"])
+_NS = 1_000_000  # of a ms
+_MS = Range(0, 0, PASSING.high // _NS, "ms")
 _REPORTED = "The founding report's fixture, up to its state"
 _ERRORS = {"ECONNRESET": errno.ECONNRESET, "EPIPE": errno.EPIPE}
 WHY_WORDS = {
@@ -136,8 +141,6 @@ class RingDriver(Driver):
                  ) -> Action:
         """The SEND in flight completes ``full``, ``short`` (with ``size`` bytes), with ``error``,
         or ``not yet``: then nothing happens, and time is all that passes."""
-        if how not in COMPLETIONS:
-            raise unknown("completion", how, COMPLETIONS)
         extra: dict[str, Any] = {"size": size} if how == "short" else {}
         if how == "error":
             extra = {"error": error}
@@ -188,7 +191,7 @@ class RingDriver(Driver):
     def begin(self, policy: AnyPolicy | None) -> None:
         """A fresh script."""
         super().begin(policy)
-        self._slots = 0
+        self._slots: set[int] = set()  # that ever had a connection
         self._next = "reap"
         self._wait: Wait | None = None
         self._ended = ""
@@ -196,7 +199,7 @@ class RingDriver(Driver):
     def look(self, action: Action | None) -> RingSeen:
         """The present state."""
         found = still_open(lambda slot: (self.script.conn(slot), self.script.pending(slot)[1]),
-                           range(self._slots))
+                           sorted(self._slots))
         return RingSeen(action, self._next, self._ended, self._condition(), self._wait,
                         self.script.loop(), tuple(conn for conn, _ in found),
                         tuple(size for _, size in found))
@@ -204,7 +207,10 @@ class RingDriver(Driver):
     def line(self, now: RingSeen, which: int = 0) -> str:
         """As the founding report's fixture prints it: sending, write_buf, listed, and the timeout
         that a list of this length means."""
-        conn, wait = now.connections[which], now.wait
+        open_ones = {conn.slot: conn for conn in now.connections}
+        if which not in list(open_ones):
+            raise UsageError(_none_such(which, list(open_ones)))
+        conn, wait = open_ones[which], now.wait
         zero = wait is not None and wait.timeout_ns == 0
         timeout = "0" if zero else "none (mode 3a)" if wait and wait.timeout_ns < 0 else "sleeps"
         return (f"sending {conn.sending}, write_buf {conn.write_buf}, listed {conn.listed}, "
@@ -234,39 +240,72 @@ class RingDriver(Driver):
         self._wait = wait if wait is not None else self._wait
         self._next = PHASES[PHASES.index(name) + 1]
 
+    # What comes from a person is checked here, where every way to do something meets.
+
+    def _slot(self, given: Mapping[str, Any]) -> int:
+        """The slot of a connection that there is, though its accept may wait to be reaped."""
+        slot = whole("slot", given["slot"], NUMBER)
+        if slot not in self._slots:
+            raise UsageError(_none_such(slot, sorted(self._slots)))
+        return slot
+
+    def _open(self, given: Mapping[str, Any]) -> tuple[int, ConnView]:
+        """One that the worker has, and how it is."""
+        slot = self._slot(given)
+        try:
+            return slot, self.script.conn(slot)
+        except EngineError:
+            raise UsageError(f"connection {slot} is not open: its accept was not reaped yet, or it "
+                             "was closed") from None
+
     def _request(self, given: Mapping[str, Any]) -> None:
-        self.script.get(given["slot"], size=given.get("size"), route=given["route"])
+        slot, route, size = self._slot(given), given["route"], given.get("size")
+        if route not in ROUTES:
+            raise unknown("route", str(route), ROUTES)
+        if size is not None:
+            size = whole("size", size, _SIZE)
+        self.script.get(slot, size=size, route=route)
+
+    def _client(self, given: Mapping[str, Any], act: str) -> None:
+        getattr(self.script, act)(self._slot(given))
 
     def _handler(self, given: Mapping[str, Any], begins: bool, ends: bool) -> None:
-        slot = given["slot"]
+        slot, conn = self._open(given)
+        room = whole("room", given.get("room", 0), BYTES)
+        if begins and conn.handler_running:
+            raise UsageError(f"the handler of connection {slot} runs already: let it end first")
+        if ends and not begins and not conn.handler_running:
+            raise UsageError(f"no handler of connection {slot} runs: let one begin first")
         if begins and not self.script.handler_begin(slot):
             raise UsageError(f"connection {slot} has no request for a handler: send one on route "
                              "async, and reap it")
         if ends:
-            self.script.room(slot, given.get("room", 0))
+            self.script.room(slot, room)
             self.script.handler_end(slot)
 
     def _complete(self, given: Mapping[str, Any]) -> None:
-        slot, how = given["slot"], given["how"]
+        slot, how = self._slot(given), given["how"]
+        if how not in COMPLETIONS:
+            raise unknown("completion", str(how), COMPLETIONS)
         if how == "not yet":
             return
+        self._open(given)
         size = self.script.pending(slot)[1]
         if size is None:
             raise UsageError(f"connection {slot} has no SEND in flight that could complete: one is "
                              "submitted by the wait after the dirty pass")
         if how == "error":
             if given["error"] not in _ERRORS:
-                raise unknown("error", given["error"], _ERRORS)
+                raise unknown("error", str(given["error"]), _ERRORS)
             self.script.send_done(slot, -_ERRORS[given["error"]])
             return
-        if how == "short" and not 1 <= given["size"] < size:
-            raise UsageError(f"a short completion has 1 to {size - 1:,} bytes here, not "
-                             f"{given['size']:,}")
-        self.script.send_done(slot, size if how == "full" else given["size"])
+        part = size if how == "full" else whole("size", given["size"], BYTES)
+        if how == "short" and not 1 <= part < size:
+            raise UsageError(f"a short completion has 1 to {size - 1:,} bytes here, not {part:,}")
+        self.script.send_done(slot, part)
 
     def _connect(self) -> None:
-        self.script.accept()
-        self._slots += 1
+        self._slots.add(self.script.accept())
 
     work: ClassVar[Mapping[str, Callable[[Any, dict[str, Any]], object]]] = {
         **{name: phase_work(name) for name in PHASES},
@@ -277,9 +316,9 @@ class RingDriver(Driver):
         "handler ends": lambda s, given: s._handler(given, False, True),
         "complete": _complete,
         "poke": lambda s, given: s.script.poke(),
-        "half-close": lambda s, given: s.script.eof(given["slot"]),
-        "reset": lambda s, given: s.script.reset(given["slot"]),
-        "advance": lambda s, given: s.script.advance(int(given["ms"]) * 1_000_000),
+        "half-close": lambda s, given: s._client(given, "eof"),
+        "reset": lambda s, given: s._client(given, "reset"),
+        "advance": lambda s, given: s.script.advance(whole("ms", given["ms"], _MS) * _NS),
         "stop": lambda s, given: s.script.stop(),
         "set": lambda s, given: s.script.set(**given),
     }
@@ -311,7 +350,7 @@ class RingDriver(Driver):
                   unit("connection"), choice("slot", "connection"),
                   press("request", "It sends one GET", "request", slot="slot", size="size",
                         route="route"),
-                  choice("route", "route", ["async", "sync"]),
+                  choice("route", "route", ROUTES),
                   number("size", "bytes of the response", RESPONSE), unit("bytes"),
                   press("half-close", "It sends FIN", "half-close", **slot),
                   press("reset", "It sends RST", "reset", **slot)),
@@ -335,6 +374,12 @@ class RingDriver(Driver):
     def options(self, now: RingSeen) -> dict[str, list[list[str]]]:
         """The connections that there are."""
         return {"slot": [[str(conn.slot), str(conn.slot)] for conn in now.connections]}
+
+
+def _none_such(which: object, there: list[int]) -> str:
+    known = ", ".join(map(str, there))
+    return f"there is no connection {which!r:.60}: " + (
+        f"choose from: {known}" if there else "connect a client, and reap it")
 
 
 def _turn(stepper: Stepper) -> None:

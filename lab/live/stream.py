@@ -19,7 +19,8 @@ import traitlets
 STATIC = Path(__file__).parent / "static"
 
 # A view says that it still sees something once a second while frames come, and that it is there
-# at all every ten seconds, which browsers stretch to a minute in a background tab.
+# at all every ten seconds, which browsers stretch to a minute in a background tab. One in sight
+# asks for a word then, so that a page never shows what a kernel that has gone said last as live.
 SEEN_S = 4.0
 GONE_S = 150.0
 RELOAD_S = 12.0
@@ -79,6 +80,8 @@ class View(anywidget.AnyWidget):
         if handler is not None and isinstance(content, dict):
             if content.get("kind") == "hello" and not content.get("bokeh", True):
                 self.post({"kind": "bokeh"}, bokehjs())
+            if content.get("ask"):
+                self.post({"kind": "word"})
             handler(content)
 
 

@@ -34,7 +34,8 @@ Plot = Any
 # A rate of zero has no place on a log axis, yet "no waits at all" is a finding: everything below
 # the floor is drawn on it, and the axis says so.
 FLOOR = 0.1
-_SHORT = {0: "1", 1: "10", 2: "100", 3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M"}
+_SHORT = {0: "1", 1: "10", 2: "100", 3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M",
+          8: "100M"}
 
 
 def new_figure(**options: Any) -> Plot:

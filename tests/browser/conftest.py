@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.doctor import browser_path
 
 TOKEN = "ringlab-test"
 STARTUP_S = 120
@@ -34,6 +35,7 @@ class Lab:
     url: str
     root: Path
     log: Path
+    pid: int
 
 
 def free_port() -> int:
@@ -74,7 +76,7 @@ def running_lab(home: Path, root: Path) -> Iterator[Lab]:
         try:
             url = f"http://127.0.0.1:{port}"
             await_answer(f"{url}/api/status?token={TOKEN}", process, log)
-            yield Lab(url, root, log)
+            yield Lab(url, root, log, process.pid)
         finally:
             stop(process)
 
@@ -125,7 +127,7 @@ def no_exception_in_the_log(jupyterlab: Lab) -> Iterator[None]:
 def chromium() -> Iterator[Any]:
     """Debian's Chromium, or whichever is on PATH; without one the test is skipped."""
     sync = pytest.importorskip("playwright.sync_api")
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    found = browser_path()
     if found is None:
         pytest.skip("no chromium on PATH; on Debian: apt-get install chromium")
     with sync.sync_playwright() as playwright:
@@ -148,6 +150,13 @@ OpenNotebook = Callable[..., Any]
 @pytest.fixture(scope="module")
 def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
     """Opens a notebook of the lab's folder in a page of its own profile; returns the page."""
+    with opened_in(chromium, jupyterlab) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_in(chromium: Any, lab: Lab) -> Iterator[OpenNotebook]:
+    """What opens notebooks of a JupyterLab; its pages are closed on the way out."""
     contexts = []
 
     def opened(name: str, width: int = 1280, height: int = 800) -> Any:
@@ -157,7 +166,7 @@ def open_notebook(jupyterlab: Lab, chromium: Any) -> Iterator[OpenNotebook]:
         page = context.new_page()
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.address = f"{jupyterlab.url}/lab/tree/{name}?token={TOKEN}&reset"
+        page.address = f"{lab.url}/lab/tree/{name}?token={TOKEN}&reset"
         page.goto(page.address)
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=90_000)
         kernel_idle(page)

@@ -37,13 +37,27 @@ CUT_OFF = """
     .map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`);
 }
 """
-# Controls without a name that a screen reader could read, or that the keyboard cannot reach.
+# Controls without a name that a screen reader reads, or that the keyboard cannot reach. What is
+# in a field or a selection is its value, and a placeholder or a title no name: only a label is one,
+# or the words on a button.
 NAMELESS = """
-(root) => [...document.querySelectorAll(`${root} :is(button, input, select)`)]
-  .filter(e => !e.disabled || e.tabIndex < 0)
-  .filter(e => e.tabIndex < 0 || !(e.getAttribute('aria-label') || e.labels?.length ||
-    e.textContent.trim()))
-  .map(e => e.outerHTML.slice(0, 80))
+(root) => {
+  const words = e => (e?.textContent ?? '').trim();
+  const named = e => {
+    const by = (e.getAttribute('aria-labelledby') ?? '').split(/\\s+/).filter(Boolean);
+    return by.map(id => words(document.getElementById(id))).join(' ').trim()
+      || (e.getAttribute('aria-label') ?? '').trim()
+      || [...(e.labels ?? [])].map(label => [...label.childNodes]
+        .filter(node => !(node instanceof Element && node.matches('input, select, textarea')))
+        .map(words).join(' ')).join(' ').trim()
+      || (e.matches('button, summary, a') ? words(e) : '');
+  };
+  return [...document.querySelectorAll(
+      `${root} :is(button, input, select, textarea, summary, a[href], [tabindex])`)]
+    .filter(e => e.checkVisibility())
+    .filter(e => e.tabIndex < 0 || !named(e))
+    .map(e => e.outerHTML.slice(0, 80));
+}
 """
 
 
@@ -96,6 +110,16 @@ class Driver:
                 return value
             self.page.wait_for_timeout(50)
         raise AssertionError(f"the plot's {column} stays at {self.newest(column)}")
+
+    def plot_settles(self, column: str, looks: int = 5) -> float:
+        """What a column of the plot comes to show, and goes on showing."""
+        seen = [self.newest(column)]
+        for _ in range(200):
+            self.page.wait_for_timeout(200)
+            seen = [*seen[-looks + 1:], self.newest(column)]
+            if len(seen) == looks and max(seen) - min(seen) < 1:
+                return seen[-1]
+        raise AssertionError(f"the plot's {column} does not settle: {seen}")
 
     def field(self, name: str) -> Any:
         return self.page.locator(f'{PANEL} input[type="text"][data-name="{name}"]')

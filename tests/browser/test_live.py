@@ -20,6 +20,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(400),
               pytest.mark.usefixtures("no_exception_in_the_log")]
 
 START = "start_here.ipynb"
+RANGE = """
+() => {
+  const doc = window.Bokeh.documents.find(doc => doc.get_model_by_name('rows') !== null &&
+    doc.views_manager.roots.some(view => view.el.isConnected));
+  const {start, end} = doc.get_model_by_name('time');
+  return [start, end];
+}
+"""
 SMALL_NOTEBOOK = ["import lab\npanel = lab.live(seconds=0.4)\npanel", "lab.Stepper()"]
 
 
@@ -78,44 +86,155 @@ def test_start_here_by_mouse_measured_restarted_and_run_again(
     leave(page)
 
 
-def test_controls_by_mouse_and_by_keyboard_change_the_plot(panel: Driver) -> None:
-    keys = panel.page.keyboard
-    panel.press(arm="async+pipelined")
-    panel.state("spins")
-    # By mouse: a drag along the slider of SO_RCVBUF; the client connects anew.
-    waiting = panel.newest("outq_kib")
-    box = panel.slider("rcvbuf").bounding_box()
-    panel.page.mouse.move(box["x"] + box["width"] * 0.13, box["y"] + box["height"] / 2)
-    panel.page.mouse.down()
-    panel.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2, steps=8)
-    panel.page.mouse.up()
-    assert int(panel.field("rcvbuf").input_value()) > 60_000
-    panel.plot_shows("outq_kib", lambda kib: abs(kib - waiting) > 1)
-    # By keyboard: arrows on sliders, a number typed, a word chosen by its letter.
-    panel.slider("response_size").focus()
-    before = int(panel.field("response_size").input_value())
-    keys.press("ArrowRight")
-    keys.press("ArrowRight")
-    assert int(panel.field("response_size").input_value()) > before
-    panel.state("spins")
-    panel.slider("depth").focus()
-    keys.press("ArrowLeft")
-    panel.state("parked")
-    panel.plot_shows("iterations", lambda rate: rate < 5)
-    panel.field("depth").focus()
-    panel.field("depth").fill("3")
-    keys.press("Enter")
-    panel.state("spins")
-    panel.choice("policy").focus()
-    keys.type("fixed")
-    panel.state("quiet")
-    panel.plot_shows("why_idle", lambda rate: rate > 5)
+def moved_by_mouse(panel: Driver, name: str, to: float) -> None:
+    """A drag of a slider to a part of its way."""
+    box, mouse = panel.slider(name).bounding_box(), panel.page.mouse
+    thumb = 8
+    way = box["width"] - 2 * thumb
+    now = panel.slider(name).evaluate("e => (e.value - e.min) / (e.max - e.min)")
+    middle = box["y"] + box["height"] / 2
+    mouse.move(box["x"] + thumb + way * now, middle)
+    mouse.down()
+    mouse.move(box["x"] + thumb + way * to, middle, steps=8)
+    mouse.up()
+
+
+def moved_by_keys(panel: Driver, name: str, to: float) -> None:
+    """The same by arrows, and by the keys for the ends."""
+    keys, slider = panel.page.keyboard, panel.slider(name)
+    slider.focus()
+    stops = int(slider.get_attribute("max"))
+    wanted = round(stops * to)
+    keys.press("End" if wanted > stops / 2 else "Home")
+    for _ in range(min(wanted, stops - wanted)):
+        keys.press("ArrowLeft" if wanted > stops / 2 else "ArrowRight")
+    assert int(slider.input_value()) == wanted
+
+
+def chosen_by_mouse(panel: Driver, name: str, word: str) -> None:
+    """The list of a selection is the browser's, outside of the page: this is what a click in it
+    does there."""
+    panel.choice(name).click()
+    panel.page.keyboard.press("Escape")
+    panel.choice(name).select_option(word)
+
+
+def chosen_by_keys(panel: Driver, name: str, word: str) -> None:
     # Later than a browser takes letters to be one word.
     panel.page.wait_for_timeout(1200)
-    panel.choice("policy").focus()
-    keys.type("tickless")
+    panel.choice(name).focus()
+    panel.page.keyboard.type(word)
+
+
+@pytest.mark.parametrize(("moved", "chosen"), [
+    (moved_by_mouse, chosen_by_mouse), (moved_by_keys, chosen_by_keys),
+], ids=["mouse", "keyboard"])
+def test_every_kind_of_control_changes_what_is_plotted(
+    panel: Driver, moved: Callable[..., None], chosen: Callable[..., None]
+) -> None:
+    chosen(panel, "policy", "shipped")
+    panel.press(arm="async+pipelined")
+    moved(panel, "rcvbuf", 0.0)
+    panel.state("spins")
+    panel.plot_shows("iterations", lambda rate: rate > 2000)
+    # A wider window takes more from the server, and more waits in its socket.
+    narrow = panel.plot_settles("outq_kib")
+    moved(panel, "rcvbuf", 0.5)
+    assert int(panel.field("rcvbuf").input_value()) > 60_000
+    panel.plot_shows("outq_kib", lambda kib: kib > narrow + 20)
+    assert panel.plot_settles("outq_kib") > narrow + 20
+    # A response that the sockets take whole leaves no SEND in flight and nobody listed.
+    assert panel.newest("sending") == panel.newest("list_length") == 1
+    moved(panel, "response_size", 0.4)
+    size = int(panel.field("response_size").input_value())
+    assert size < 200_000
+    panel.plot_shows("sending", lambda sends: sends == 0)
+    panel.plot_shows("outq_kib", lambda kib: kib <= size / 1024)
+    panel.plot_shows("iterations", lambda rate: 0 < rate < 200)
+    assert panel.plot_settles("list_length") == 0
+    moved(panel, "response_size", 0.8)
+    panel.plot_shows("sending", lambda sends: sends == 1)
+    panel.plot_shows("iterations", lambda rate: rate > 2000)
+    # One request alone parks the worker, another behind it makes it spin.
+    moved(panel, "depth", 0.0)
+    assert panel.field("depth").input_value() == "1"
+    panel.plot_shows("iterations", lambda rate: rate < 5)
+    assert panel.newest("sending") == 1
+    moved(panel, "depth", 0.34)
+    assert int(panel.field("depth").input_value()) > 1
+    panel.plot_shows("why_list", lambda rate: rate > 2000)
+    chosen(panel, "membership", "leave")
+    panel.plot_shows("why_list", lambda rate: rate == 0)
+    panel.plot_shows("why_idle", lambda rate: 5 < rate < 200)
+    chosen(panel, "policy", "tickless")
     panel.plot_shows("iterations", lambda rate: rate < 2)
     assert panel.page.errors == []
+
+
+def test_numbers_are_typed_too(panel: Driver) -> None:
+    panel.choice("policy").select_option("shipped")
+    panel.press(arm="async")
+    panel.state("parked")
+    panel.field("depth").focus()
+    panel.field("depth").fill("3")
+    panel.page.keyboard.press("Enter")
+    panel.plot_shows("why_list", lambda rate: rate > 2000)
+    panel.field("response_size").focus()
+    panel.field("response_size").fill("64KiB")
+    panel.page.keyboard.press("Enter")
+    panel.plot_shows("sending", lambda sends: sends == 0)
+    panel.field("response_size").fill("3MiB")
+    panel.page.keyboard.press("Enter")
+    panel.plot_shows("sending", lambda sends: sends == 1)
+
+
+def test_spans_and_marks_by_keyboard(panel: Driver) -> None:
+    page, keys = panel.page, panel.page.keyboard
+    panel.choice("policy").select_option("shipped")
+    panel.press(arm="async")
+    panel.state("parked")
+    panel.press(action="poke")
+    panel.state("spins")
+    # The marks in full, one after the other; each selects what followed it.
+    page.focus(f"{PANEL} .rl-marks summary")
+    keys.press("Enter")
+    listed = page.locator(f"{PANEL} .rl-marks li button")
+    shown = listed.all_inner_texts()
+    assert shown[-1].endswith("s: poke")
+    assert any(text.endswith("s: arm async") for text in shown)
+    page.evaluate("root => document.querySelector(`${root} .rl-marks li:last-child button`)"
+                  ".scrollIntoView()", PANEL)
+    keys.press("Tab")
+    assert page.evaluate("() => document.activeElement.matches('.rl-marks li button')")
+    listed.nth(len(shown) - 2).focus()
+    keys.press("Enter")
+    page.wait_for_selector(f'{PANEL} .rl-span:has-text("waits/s")')
+    begun = page.input_value(f'{PANEL} [data-span="from"]')
+    assert shown[-2].startswith(f"{begun} s")
+    page.locator(f"{PANEL} .rl-marks").scroll_into_view_if_needed()
+    panel.picture("marks-and-span")
+    keys.press("Shift+Tab")
+    # Two times, typed.
+    page.focus(f'{PANEL} [data-span="from"]')
+    keys.press("Control+A")
+    keys.type("0.5")
+    keys.press("Tab")
+    keys.press("Control+A")
+    keys.type("0.2")
+    keys.press("Enter")
+    page.wait_for_selector(f'{PANEL} .rl-refused:has-text("the earlier one first")')
+    assert page.get_attribute(f'{PANEL} [data-span="to"]', "aria-invalid") == "true"
+    keys.press("Control+A")
+    keys.type("2.5")
+    keys.press("Enter")
+    page.wait_for_selector(f'{PANEL} .rl-span:has-text("0.5 to 2.5 s (")')
+    assert page.get_attribute(f'{PANEL} [data-span="to"]', "aria-invalid") == "false"
+    page.focus(f"{PANEL} button:has-text('zoom to span')")
+    keys.press("Enter")
+    assert page.evaluate(RANGE) == [0.5, 2.5]
+    panel.picture("zoomed-span")
+    page.click(f"{PANEL} button:has-text('follow')")
+    assert page.errors == []
 
 
 def test_a_wrong_value_is_refused_and_the_picture_pauses_and_tells_a_span(panel: Driver) -> None:
@@ -149,6 +268,24 @@ def test_a_wrong_value_is_refused_and_the_picture_pauses_and_tells_a_span(panel:
     panel.page.mouse.move(box["x"] + 220, box["y"] + 50, steps=5)
     panel.page.mouse.up()
     panel.page.wait_for_selector(f'{PANEL} .rl-span:has-text("waits/s")')
+
+
+def test_a_value_a_placeholder_and_a_title_are_no_name(chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_content("""<div id="root">
+      <select class="bad"><option>words</option></select>
+      <input class="bad" placeholder="bytes" title="bytes"> <button class="bad"> </button>
+      <label><select class="bad"><option>words</option></select></label>
+      <button class="bad" tabindex="-1">out of reach</button>
+      <input class="bad" aria-labelledby="nobody"> <label for="empty"></label>
+      <input class="bad" id="empty">
+      <label for="a">A</label><input id="a"> <label>B <select><option>b</option></select></label>
+      <input aria-label="C"> <span id="d">D</span><select aria-labelledby="d"></select>
+      <button>E</button> <input style="display: none"></div>""")
+    found = page.evaluate(NAMELESS, "#root")
+    assert len(found) == 7
+    assert all("bad" in each for each in found)
+    page.close()
 
 
 @pytest.mark.parametrize(("width", "height", "dark"), [(1280, 800, True), (1920, 1080, False)])

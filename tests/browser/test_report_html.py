@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pytest
 from engine.binding import native
 from lab import plots, static, tables
 from lab.automaton import Automaton
+from lab.doctor import browser_path
 from tests.lab.made_up import made_up_run, quick_report
 
 sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = browser_path()
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 # Screenshots, for people; reports/ is not in git.
 ARTEFACTS = Path(__file__).resolve().parent.parent.parent / "reports" / "screenshots"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -114,6 +115,13 @@ def test_starting_is_light() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stderr.strip() == "[]"
+
+
+def test_set_up_and_doctor_look_for_the_same_browsers(project: Path) -> None:
+    script = (project / "tools" / "bootstrap.sh").read_text(encoding="utf-8")
+    sought = re.search(r"want_browser\(\) {.*?for name in ([^;]*);", script, re.DOTALL)
+    assert sought is not None
+    assert tuple(sought[1].split()) == doctor.BROWSERS
 
 
 def test_doctor_gives_rows_and_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bokeh.models import DataRange1d
 
 import lab
 from engine import Policy, RingServer
@@ -18,11 +20,11 @@ from engine.errors import MachineError, UsageError
 from engine.policy import table
 from engine.views import LoopView
 from lab import experiment, mode
-from lab.clients import Client
-from lab.live import measured, opening
+from lab.clients import Client, ClientError
+from lab.live import case, figures, measured, opening
 from lab.live.dirty_list import LIVE
 from lab.live.opening import replaced
-from lab.live.panel import ACTIONS, LivePanel, close_all, open_panels
+from lab.live.panel import _OPTIONS, ACTIONS, LivePanel, close_all, open_panels
 from lab.live.party import brief
 from lab.runs import RunStore
 
@@ -42,14 +44,6 @@ def panel_of(**options: Any) -> LivePanel:
 def panel(tmp_path: Path) -> Iterator[LivePanel]:
     with panel_of(store=RunStore(tmp_path), seconds=0.4) as made:
         yield made
-
-
-@pytest.mark.parametrize("rate", [0, 1000, -5, float("nan"), "fast", None, True])
-def test_a_wrong_rate_starts_nothing(rate: Any) -> None:
-    before = set(threading.enumerate()), set(open_panels())
-    with pytest.raises(UsageError, match=rf"rate={rate!r} is not allowed: 2 to .* frames a second"):
-        LivePanel(rate=rate)
-    assert (set(threading.enumerate()), set(open_panels())) == before
 
 
 def wait_until(test: Callable[[], bool], seconds: float = 8.0) -> bool:
@@ -110,6 +104,20 @@ def test_every_decision_is_offered_with_the_shipped_choice_marked(panel: LivePan
         marked = [option["value"] for option in spec["choices"] if "(shipped)" in option["label"]]
         assert marked == [choice.name for choice in known.values() if choice.shipped]
         assert all(option["what"] for option in spec["choices"])
+
+
+@pytest.mark.parametrize("name", case.names())
+def test_no_axis_of_a_plot_cuts_off_what_goes_beyond_its_end(name: str) -> None:
+    _, plots = figures.layout(case.case(name))
+    drawn = {plot.name: plot.figure for plot in plots if plot.name != "events"}
+    assert {"cpu", "rates-log", "rates-linear"} <= set(drawn)
+    for figure in drawn.values():
+        assert isinstance(figure.y_range, DataRange1d)
+        assert figure.y_range.end is None or figure.y_range.end != figure.y_range.end
+    # What it shows at least: a whole core, which the kernel's process may go beyond.
+    kept = [renderer.data_source.data["top"] for renderer in drawn["cpu"].renderers
+            if "top" in renderer.data_source.data]
+    assert kept == [[1000]]
 
 
 def test_every_arm_has_a_preset_with_a_sentence() -> None:
@@ -256,6 +264,44 @@ def test_an_exception_in_a_python_policy_shows_with_its_line_and_ends_the_worker
     assert state_is(panel, "idle")
 
 
+class ParsesJson(Policy):
+    """A policy that fails in what it calls."""
+
+    def timeout(self, loop: LoopView) -> bool:
+        return bool(self.parsed("no JSON"))
+
+    @staticmethod
+    def parsed(text: str) -> object:
+        return json.loads(text)
+
+
+class AsksTheLab(Policy):
+    """A policy that calls the lab, and wrongly."""
+
+    def timeout(self, loop: LoopView) -> bool:
+        return bool(CASE.parameters.parse(["no assignment"]))
+
+
+@pytest.mark.parametrize(("policy", "where"), [
+    (ParsesJson, ParsesJson.parsed), (AsksTheLab, AsksTheLab.timeout),
+])
+def test_the_line_that_is_named_is_the_user_s_own(
+    panel: LivePanel, policy: type[Policy], where: Any
+) -> None:
+    panel.set(policy=policy)
+    panel.do("stall")
+    assert wait_until(lambda: "raised" in str(panel.board["message"]))
+    line = where.__code__.co_firstlineno + (2 if where is ParsesJson.parsed else 1)
+    assert panel.board["message"]["text"].endswith(f"(line {line} of {where.__name__}())")
+
+
+def test_an_error_of_the_lab_s_own_names_no_line_of_its_insides() -> None:
+    with pytest.raises(ClientError) as refused:
+        Client("127.0.0.1", 9)
+    assert refused.value.__cause__ is not None
+    assert brief(refused.value) == str(refused.value)
+
+
 def test_a_server_that_is_closed_under_the_panel_is_one_clear_line() -> None:
     try:
         server = RingServer("shipped", max_connections=64).start()
@@ -348,7 +394,7 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     from engine import resolve
 
     plan = measured.plan(LIVE, {**values, "rcvbuf": 8192, "depth": 3},
-                         resolve("shipped", membership="leave"), False, "")
+                         resolve("shipped", membership="leave"), False, "", 1.0)
     assert plan.arm == "async+pipelined"
     assert "-p rcvbuf=8192" in plan.command
     assert "-p depth=3" in plan.command
@@ -360,6 +406,48 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     json.dumps(plan.as_text())
 
 
+def repeated(panel: LivePanel, project: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What a run's parameters, arms and policies are when what the panel copies is given to the
+    case's notebook and to the command line; and what its newest measured run had."""
+    text, case = panel.board["command"], panel.experiment
+    notebook = json.loads((project / "notebooks" / f"{case.name.replace('-', '_')}.ipynb")
+                          .read_text(encoding="utf-8"))
+    cell, = ("".join(cell["source"]) for cell in notebook["cells"]
+             if "parameters" in cell["metadata"].get("tags", ()))
+    pasted: dict[str, Any] = {}
+    exec(cell, pasted)
+    exec(text, pasted)
+    by_notebook = case.parameters.resolve({name: pasted[name] for name in case.parameters.names()})
+    words = shlex.split(text.splitlines()[-1].removeprefix("# "))
+    assert words[:3] == ["ringlab", "run", case.name]
+    options = list(zip(words[3::2], words[4::2], strict=True))
+    by_command = case.parameters.resolve(
+        case.parameters.parse([value for name, value in options if name == "-p"]))
+    asked = dict(options)
+    run = panel.runs[-1]
+    row, = run.arms
+    return [
+        {**by_notebook, "arms": pasted["arms"], "policies": pasted["policies"]},
+        {**by_command, "arms": [asked["--arm"]], "policies": [asked["--policy"]]},
+    ], {**run.parameters, "arms": [row["arm"]], "policies": [row["policy"]]}
+
+
+def test_what_is_copied_is_what_was_measured(panel: LivePanel, project: Path) -> None:
+    panel._received({"kind": "auto", "on": False})
+    done(panel, "preset", arm="async+pipelined")
+    # Nothing is pressed after these: what is copied follows a control by itself.
+    panel._received({"kind": "set", "name": "wait_cap_ms", "value": 12.5})
+    panel._received({"kind": "set", "name": "response_size", "value": "2MiB"})
+    panel._received({"kind": "set", "name": "membership", "value": "leave"})
+    assert wait_until(lambda: panel.server.policy.name == "membership")
+    assert wait_until(lambda: "membership" in panel.board["command"])
+    assert "-p response_size=2097152" in panel.board["command"]
+    done(panel, "measure")
+    copied, measured_so = repeated(panel, project)
+    assert measured_so["seconds"] == 0.4 != CASE.parameters["seconds"].default
+    assert copied == [measured_so, measured_so]
+
+
 def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
@@ -367,12 +455,42 @@ def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:
 
     with pytest.raises(UsageError, match="no arm for these settings"):
         measured.plan(LIVE, {**values, "route": "sync", "depth": 2}, resolve("shipped"),
-                      False, "")
+                      False, "", 1.0)
     with pytest.raises(UsageError, match="written in Python"):
-        measured.plan(LIVE, values, resolve(Divides), False, "")
+        measured.plan(LIVE, values, resolve(Divides), False, "", 1.0)
 
 
-def test_actions_are_known_by_name(panel: LivePanel) -> None:
-    with pytest.raises(UsageError, match="unknown action 'reed'"):
-        panel.do("reed")
-    assert "read all" in ACTIONS
+@pytest.mark.parametrize(("action", "options", "words"), [
+    ("reed", {}, "unknown action 'reed'"),
+    (3, {}, "unknown action '3'"),
+    ("read", {"size": -5}, "size=-5 is not allowed: give 1 to 1,073,741,824 bytes"),
+    ("read", {"size": "much"}, "size=much is not allowed"),
+    ("read", {"size": None}, "size=None is not allowed"),
+    ("read", {"bytes": 5}, "read has no option 'bytes'; it takes: size"),
+    ("stall", {"size": 5}, "stall has no option 'size'; it takes: none"),
+    ("preset", {}, "unknown arm 'None'; choose from: "),
+    ("preset", {"arm": "asink"}, "unknown arm 'asink'; choose from: async, "),
+    ("preset", {"arm": ["async"]}, "unknown arm"),
+    ("preset", {"arm": "async", "policy": "fixt"}, "unknown policy 'fixt'; choose from: fixed"),
+])
+def test_what_no_button_does_is_one_clear_line_and_nothing_is_done(
+    panel: LivePanel, action: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        panel.do(action, **options)
+    assert words in str(refused.value)
+    assert panel.hands.idle
+    assert panel.party.size == 0
+    assert set(_OPTIONS) < set(ACTIONS)
+
+
+def test_a_size_from_the_page_is_refused_beside_its_field_and_may_be_written_as_people_do(
+    panel: LivePanel,
+) -> None:
+    done(panel, "stall")
+    panel._received({"kind": "do", "action": "read", "size": "-5"})
+    assert "size=-5 is not allowed" in panel.board["refused"]["size"]
+    assert panel.board["message"]["text"] == panel.board["refused"]["size"]
+    assert "read 2,048 bytes" in done(panel, "read", size="2KiB")
+    panel._received({"kind": "do", "action": "read", "size": "100"})
+    assert panel.board["refused"] == {}

@@ -5,6 +5,8 @@ What the panel does whatever it shows is in test_live_panel.py.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ from engine.relay_policy import RELAY
 from engine.relay_views import SessionView
 from lab import experiment, mode
 from lab.live import case, measured
+from lab.live import panel as opened
 from lab.live.feed import Feed
 from lab.live.panel import LivePanel
 from lab.live.splice import LIVE, PLOTS, SHAPE
 from lab.live.stream import Watch
 from lab.origin import Origin
+from lab.origin_process import OriginProcess
 from lab.runs import RunStore
-from tests.lab.test_live_panel import done, ours, state_is, wait_until
+from tests.lab.test_live_panel import done, ours, repeated, state_is, wait_until
 
 CASE = experiment.load("splice")
 ARMS = ("a", "a2", "b", "d", "e", "m", "paced")
@@ -52,6 +56,11 @@ def children() -> set[str]:
     """The processes that this one has started and that still run."""
     lists = (path.read_text() for path in Path("/proc/self/task").glob("*/children"))
     return {pid for text in lists for pid in text.split()}
+
+
+def entries(of: str) -> int:
+    """How many descriptors (``fd``) or threads (``task``) this process has."""
+    return len(list(Path("/proc/self", of).iterdir()))
 
 
 def newest(panel: LivePanel, name: str) -> float:
@@ -231,7 +240,7 @@ def test_copied_parameters_repeat_the_measurement() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
     plan = measured.plan(LIVE, {**values, "object_size": 120_000, "clients": 2},
-                         RELAY.resolve("before", engine="level-triggered"), False, "a")
+                         RELAY.resolve("before", engine="level-triggered"), False, "a", 0.3)
     assert "-p object_size=120000" in plan.command
     assert "--policy 'before+engine=level-triggered'" in plan.command
     assert "2 clients" in plan.notes
@@ -248,7 +257,20 @@ def test_what_the_panel_offers_for_an_arm_can_be_measured(arm: str) -> None:
     for preset in LIVE.quick:
         for engine in ("speculative", "level-triggered"):
             policy = RELAY.resolve(preset, engine=engine)
-            assert measured.plan(LIVE, values, policy, False, arm).policy == policy.name
+            assert measured.plan(LIVE, values, policy, False, arm, 1.0).policy == policy.name
+
+
+def test_what_is_copied_is_what_was_measured(tmp_path: Path, project: Path) -> None:
+    with LivePanel(experiment="splice", rate=20, store=RunStore(tmp_path)) as panel:
+        panel.watch.hello("test")
+        done(panel, "preset", arm="a", policy="before")
+        panel.set(object_size=120_000, engine="level-triggered")
+        assert wait_until(lambda: panel.board["busy"] == "" and panel.hands.idle)
+        done(panel, "measure")
+        copied, measured_so = repeated(panel, project)
+    assert measured_so["seconds"] == 1.0 != CASE.parameters["seconds"].default
+    assert measured_so["policies"] == ["before+engine=level-triggered"]
+    assert copied == [measured_so, measured_so]
 
 
 class Forbids(RelayPolicy):
@@ -264,7 +286,7 @@ def test_what_no_run_measures_is_one_clear_line() -> None:
     values = {name: control.parameter.default
               for name, control in LIVE.controls(CASE.parameters).items()}
     with pytest.raises(UsageError, match="written in Python"):
-        measured.plan(LIVE, values, RELAY.resolve(Forbids), False, "a")
+        measured.plan(LIVE, values, RELAY.resolve(Forbids), False, "a", 1.0)
 
 
 def test_a_policy_in_python_decides_live(panel: LivePanel) -> None:
@@ -307,6 +329,8 @@ def test_a_relay_of_the_caller_s_shows_its_settings_and_stays_his(relay: SpliceR
     assert relay.running() == 1
     with pytest.raises(UsageError, match="dirty-list has a RingServer, not a SpliceRelay"):
         LivePanel(relay, experiment="dirty-list")
+    with pytest.raises(UsageError, match="set it on yours"):
+        LivePanel(relay, policy="after")
 
 
 def test_closing_leaves_no_thread_process_or_socket() -> None:
@@ -338,6 +362,89 @@ def test_a_panel_that_rests_ends_its_origin_and_wakes_with_another() -> None:
         assert state_is(made, "spins"), made.board["strip"]
     finally:
         made.close()
+
+
+def test_an_origin_that_dies_is_told_in_one_line_and_start_again_brings_another(
+    panel: LivePanel,
+) -> None:
+    assert state_is(panel, "idle")
+    first = panel._needed.pid
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: panel.board["message"] is not None), "told before anything is pressed"
+    line = f"the origin (process {first}) has ended: press start again, which brings another"
+    assert panel.board["message"]["text"] == line
+    assert panel.board["message"]["error"]
+    assert panel.board["running"] is False, "so that start again is the button to press"
+    assert wait_until(lambda: "has ended" in panel.board["status"])
+    for action in ("stall", "poke", "release", "read all"):
+        assert done(panel, action) == line
+    assert "a fresh relay runs" in done(panel, "start again")
+    assert panel._needed.pid != first
+    assert panel.board["running"]
+    assert "does not read" in done(panel, "preset", arm="a")
+    assert state_is(panel, "spins"), panel.board["strip"]
+    assert panel.board["status"] == "live"
+    # With bytes of it still to be read: what was done is told, and what it was done without.
+    os.kill(panel._needed.pid, signal.SIGKILL)
+    assert wait_until(lambda: panel._needed.ended)
+    assert "has ended: press start again" in done(panel, "read all")
+
+
+def test_an_origin_of_the_caller_s_that_is_not_there_is_named() -> None:
+    with OriginProcess() as origin, SpliceRelay(origin.target, max_sessions=8) as relay, \
+            LivePanel(relay, rate=20) as panel:
+        target = origin.target
+        origin._end()
+        text = done(panel, "stall")
+        assert f"The origin at {target} takes no connection (Connection refused)" in text
+        assert "Is the object larger" not in text
+
+
+class TooLate(Exception):
+    """Something that breaks once all else is up."""
+
+
+@pytest.mark.parametrize("where", ["View", "Watch", "Board", "this_cell", "Party", "Lane", "Feed"])
+@pytest.mark.parametrize("owned", [True, False])
+def test_what_breaks_while_a_panel_opens_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch, where: str, owned: bool
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise TooLate
+
+    relay = None if owned else SpliceRelay("127.0.0.1:9", max_sessions=8)
+    descriptors, tasks, earlier = entries("fd"), entries("task"), children()
+    monkeypatch.setattr(opened, where, breaks)
+    with pytest.raises(TooLate):
+        LivePanel(relay, experiment="splice")
+    assert ours() == []
+    assert children() == earlier
+    assert wait_until(lambda: entries("task") <= tasks), "native threads too"
+    assert entries("fd") <= descriptors
+    assert opened.open_panels() == []
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"rate": "fast"}, "rate=fast is not allowed: give 2.0 to 20.0 frames a second"),
+    ({"rate": None}, "rate=None is not allowed: give 2.0 to 20.0 frames a second"),
+    ({"rate": 21}, "rate=21 is not allowed"),
+    ({"seconds": "long"}, "seconds=long is not allowed"),
+    ({"policy": "befor"}, "unknown policy 'befor'"),
+    ({"store": "/tmp"}, "store is a RunStore, not a str"),
+    ({"object_size": -1}, "object_size=-1 is not allowed"),
+    ({"experiment": 3}, "unknown case with a live panel '3'"),
+])
+def test_a_wrong_argument_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], words: str
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(SpliceRelay, "start", started.append)
+    monkeypatch.setattr(OriginProcess, "__enter__", started.append)
+    with pytest.raises(UsageError) as refused:
+        LivePanel(**{"experiment": "splice", **wrong})  # type: ignore[arg-type]
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert started == []
 
 
 def test_no_sample_of_a_relay_is_lost_while_it_streams(relay: SpliceRelay) -> None:

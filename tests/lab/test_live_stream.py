@@ -16,7 +16,7 @@ from engine.errors import MachineError, UsageError
 from lab.live.dirty_list import SHAPE
 from lab.live.feed import Feed
 from lab.live.series import Decimator, Rows, Samples, differs, pack, span_figures
-from lab.live.stream import GONE_S, RELOAD_S, SEEN_S, Watch
+from lab.live.stream import GONE_S, RELOAD_S, SEEN_S, View, Watch
 
 MS = 1_000_000
 FAST = 20.0
@@ -47,6 +47,22 @@ class FakeView:
 def column(rows: Rows, name: str) -> Any:
     """One column of rows, by name."""
     return rows[:, SHAPE.at[name]]
+
+
+def test_a_page_that_asks_is_answered_and_one_that_does_not_costs_no_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view = View("stepper", lambda message: None)
+    sent: list[Any] = []
+    monkeypatch.setattr(view, "post", lambda message, buffer=None: sent.append(message))
+    view._received(None, {"kind": "here", "ask": False}, None)
+    view._received(None, {"kind": "hidden"}, None)
+    assert sent == []
+    view._received(None, {"kind": "here", "ask": True}, None)
+    assert sent == [{"kind": "word"}]
+    view.shut()
+    view._received(None, {"kind": "here", "ask": True}, None)
+    assert len(sent) == 1, "nobody is there to answer any more"
 
 
 class Clock:
@@ -343,5 +359,5 @@ def test_a_dragged_slider_leaves_one_mark(server: RingServer) -> None:
 
 
 def test_a_rate_out_of_range_is_refused(server: RingServer) -> None:
-    with pytest.raises(UsageError, match="2 to 20 frames a second"):
+    with pytest.raises(UsageError, match=r"2\.0 to 20\.0 frames a second"):
         Feed(server, FakeView(), Watch(), SHAPE, 60.0)  # type: ignore[arg-type]

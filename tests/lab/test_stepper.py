@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -146,6 +147,70 @@ def test_what_is_done_by_name_is_what_the_method_does() -> None:
     by_method.handler_begins()
     by_method.handler_ends(room=100)
     assert by_name.seen == by_method.seen
+
+
+EARLY = "there is no connection 0: connect a client, and reap it"
+
+
+@pytest.mark.parametrize(("do", "early", "later"), [
+    (lambda s: s.request(), EARLY, ""),
+    (lambda s: s.request(size=-5), EARLY, "size=-5 is not allowed: a whole number from 0 to"),
+    (lambda s: s.request(size=1 << 50), EARLY, "size=1125899906842624 is not allowed"),
+    (lambda s: s.request(size="x"), EARLY, "size='x' is not allowed"),
+    (lambda s: s.request(route="asink"), EARLY, "unknown route 'asink'; choose from: async, sync"),
+    (lambda s: s.request(slot=7), "there is no connection 7", "choose from: 0"),
+    (lambda s: s.request(slot="a"), "slot='a' is not allowed", "slot='a' is not allowed"),
+    (lambda s: s.handler(), EARLY, "has no request for a handler"),
+    (lambda s: s.handler(room=-1), EARLY, "room=-1 is not allowed"),
+    (lambda s: s.handler_begins(), EARLY, "has no request for a handler"),
+    (lambda s: s.handler_ends(), EARLY, "no handler of connection 0 runs: let one begin first"),
+    (lambda s: s.complete(), EARLY, "no SEND in flight"),
+    (lambda s: s.complete("not yet"), EARLY, ""),
+    (lambda s: s.complete(3), EARLY, "unknown completion '3'"),
+    (lambda s: s.do("complete", slot=0, how="ful", size=1), EARLY, "unknown completion 'ful'"),
+    (lambda s: s.half_close(), EARLY, ""),
+    (lambda s: s.reset(), EARLY, ""),
+    (lambda s: s.advance("x"), "ms='x' is not allowed", "ms='x' is not allowed"),
+    (lambda s: s.advance(1.5), "ms=1.5 is not allowed: a whole number", "ms=1.5 is not allowed"),
+    (lambda s: s.advance(-1), "ms=-1 is not allowed", "ms=-1 is not allowed"),
+    (lambda s: s.line(), EARLY, ""),
+    (lambda s: s.line(5), "there is no connection 5", "there is no connection 5: choose from: 0"),
+    (lambda s: s.line("a"), "slot='a' is not allowed", "slot='a' is not allowed"),
+])
+def test_what_is_given_to_the_ring_s_loop_is_checked_whenever_it_is_given(
+    do: Any, early: str, later: str
+) -> None:
+    stepper = Stepper("dirty-list")
+
+    def refused(words: str) -> None:
+        before = stepper.now
+        with pytest.raises(UsageError, match=re.escape(words)) as told:
+            do(stepper)
+        assert "\n" not in str(told.value)
+        assert stepper.now == before
+
+    refused(early)
+    stepper.connect()
+    stepper.reap()
+    if later:
+        refused(later)
+    else:
+        do(stepper)
+
+
+def test_a_handler_that_runs_does_not_begin_again_and_a_closed_connection_has_none() -> None:
+    stepper = Stepper("dirty-list")
+    stepper.connect()
+    with pytest.raises(UsageError, match="connection 0 is not open: its accept was not reaped yet"):
+        stepper.handler()
+    stepper.iterate()
+    stepper.wait()
+    stepper.request()
+    stepper.iterate()
+    stepper.handler_begins()
+    with pytest.raises(UsageError, match="the handler of connection 0 runs already"):
+        stepper.handler_begins()
+    stepper.handler_ends()
 
 
 def test_an_unknown_slot_is_refused(stepper: Stepper) -> None:

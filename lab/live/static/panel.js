@@ -13,7 +13,9 @@ class PanelPage {
     this.facts = {};
     this.root = root;
     this.build();
-    this.picture = new Picture(this.plots, send);
+    this.picture = new Picture(this.plots, send, {
+      span: (from, to) => this.showSpan(from, to), marks: (data) => this.showMarks(data),
+    });
   }
 
   build() {
@@ -41,7 +43,19 @@ class PanelPage {
     this.following = button("follow", "The newest again, moving on", () =>
       this.picture.goOn());
     this.span = el("p", { class: "rl-span", "aria-live": "polite" },
-      "Drag over a plot to select a span of time: its figures, from every sample, stand here.");
+      "Drag over a plot, or give two times, to select a span: its figures, from every sample, " +
+      "stand here.");
+    const note = newId("span");
+    this.spanNote = el("div", { id: note, class: "rl-refused", role: "alert" });
+    this.ends = ["from", "to"].map((end) => el("input", {
+      type: "text", class: "rl-number rl-second", inputmode: "decimal", autocomplete: "off",
+      "aria-label": `span ${end}, in seconds since the panel was opened`,
+      title: `The span ${end}, in seconds since the panel was opened`, "data-span": end,
+      "aria-describedby": note,
+      onchange: () => this.select(),
+    }));
+    this.marks = el("ol", { "aria-label": "What was done" });
+    this.listed = el("summary", {}, "what was done, as a list");
     this.table = el("div", { class: "rl-table" });
     this.root.replaceChildren(
       el("header", { class: "rl-top" }, this.state, this.reason),
@@ -50,15 +64,17 @@ class PanelPage {
       this.quick, this.watch,
       el("div", { class: "rl-columns" }, this.left,
         el("div", { class: "rl-main" }, this.buttons, this.message, this.connections, this.plots,
-          el("div", { class: "rl-row rl-below" }, this.zoom, this.following, this.span),
+          el("div", { class: "rl-row rl-below" }, "Span", this.ends[0], "to", this.ends[1], "s",
+            this.zoom, this.following),
+          this.spanNote, this.span, el("details", { class: "rl-marks" }, this.listed, this.marks),
           this.cost)),
       this.table);
   }
 
-  makeButtons(buttons) {
+  makeButtons(buttons, size) {
     this.size = el("input", {
-      type: "text", value: "65536", class: "rl-number", "aria-label": "bytes to read", title: "bytes to read",
-      inputmode: "numeric",
+      type: "text", value: String(size), class: "rl-number", "aria-label": "bytes to read",
+      title: "bytes to read", inputmode: "numeric",
     });
     for (const { action, label, what } of buttons) {
       this.buttons.append(button(label || action, what, () => this.press(action),
@@ -79,15 +95,39 @@ class PanelPage {
       this.send({ kind: "do", action: name });
       return;
     }
-    const size = Number(this.size.value.replaceAll(/[,_\s]/g, ""));
-    const good = Number.isInteger(size) && size >= 1 && size <= 2 ** 30;
-    this.size.setAttribute("aria-invalid", String(!good));
-    if (good) {
-      this.send({ kind: "do", action: "read", size });
-    } else {
-      this.say({ error: true, text: `read ${this.size.value} is not allowed: give 1 to ` +
-        "1,073,741,824 bytes" });
+    this.send({ kind: "do", action: "read", size: this.size.value.replaceAll(",", "") });
+  }
+
+  // The span that the two fields say, once both do.
+  select() {
+    const [from, to] = this.ends.map((end) => (end.value.trim() === "" ? NaN : Number(end.value)));
+    const given = this.ends.every((end) => end.value.trim() !== "");
+    const good = from < to;
+    for (const end of this.ends) {
+      end.setAttribute("aria-invalid", String(given && !good));
     }
+    this.spanNote.textContent = given && !good ? `a span from ${this.ends[0].value} to ` +
+      `${this.ends[1].value} is not allowed: give two times in seconds, the earlier one first` : "";
+    if (good) {
+      this.picture.chosen(from, to);
+    }
+  }
+
+  // However it was selected.
+  showSpan(from, to) {
+    [from, to].forEach((value, i) => {
+      this.ends[i].value = value.toFixed(1);
+      this.ends[i].setAttribute("aria-invalid", "false");
+    });
+    this.spanNote.textContent = "";
+  }
+
+  // What the plot of marks shows, in words and in full; each selects what followed it.
+  showMarks({ t, name }) {
+    this.listed.textContent = `what was done, as a list (${t.length})`;
+    this.marks.replaceChildren(...t.map((at, i) => el("li", {}, button(
+      `${at.toFixed(1)} s: ${name[i]}`, "Select the span from here to what was done next",
+      () => this.picture.chosen(at, t[i + 1] ?? Math.max(this.picture.newest, at + 0.1))))));
   }
 
   async copy() {
@@ -106,7 +146,7 @@ class PanelPage {
       return;
     }
     this.isSetUp = true;
-    this.makeButtons(message.buttons);
+    this.makeButtons(message.buttons, message.size);
     this.makeControls(message);
     await bokeh.ready(() => this.send({ kind: "hello", bokeh: false }));
     await this.picture.setup(message);
@@ -168,6 +208,7 @@ class PanelPage {
       for (const [name, control] of this.controls) {
         control.refuse(facts.refused[name]);
       }
+      this.size?.setAttribute("aria-invalid", String(facts.refused.size !== undefined));
     }
     if (facts.values !== undefined || facts.refused !== undefined) {
       for (const [name, value] of Object.entries(this.facts.values ?? {})) {
@@ -222,14 +263,14 @@ class PanelPage {
 
   showStatus() {
     const { busy, status, life, cost, hz, lost, running } = this.facts;
-    const words = this.gone || (life === "open" ? "" : life) ||
+    const words = (life === "open" ? "" : life) ||
       (busy ? `${busy} …` : STATUS[status] ?? status ?? "");
-    this.status.textContent = words;
-    this.root.dataset.status = words;
+    this.status.textContent = this.old ? this.old.chip : words;
+    this.root.dataset.status = this.old ? this.old.words : words;
     this.cost.textContent = cost === undefined ? ""
       : `${hz} frames a second while something changes. This panel costs ${cost} % of a core in ` +
         `the kernel process; ${lost} samples lost.`;
-    const dead = Boolean(this.gone) || life !== "open";
+    const dead = Boolean(this.old) || life !== "open";
     const measuring = (busy ?? "").startsWith("measur");
     for (const made of this.root.querySelectorAll("button, input, select")) {
       made.disabled = dead || (measuring && made.dataset.action !== undefined);
@@ -288,8 +329,8 @@ class PanelPage {
     this.message.textContent = text;
   }
 
-  lost(words) {
-    this.gone = words;
+  cut(words, final) {
+    this.old = words && { words, chip: final ? "the kernel has gone" : "no word" };
     this.showStatus();
   }
 

@@ -161,9 +161,16 @@ class StepperPage {
     }
   }
 
-  lost(words) {
-    this.message.hidden = false;
-    this.message.textContent = words;
+  cut(words) {
+    for (const made of this.root.querySelectorAll("button, input, select")) {
+      if (words) {
+        made.dataset.before ??= String(made.disabled);
+        made.disabled = true;
+      } else if (made.dataset.before !== undefined) {
+        made.disabled = made.dataset.before === "true";
+        delete made.dataset.before;
+      }
+    }
   }
 
   remove() {}

@@ -37,9 +37,10 @@ const bokeh = {
 };
 
 class Picture {
-  constructor(place, told) {
+  constructor(place, told, shown) {
     this.place = place;
     this.told = told; // called with messages for the kernel
+    this.shown = shown; // what is called with a selected span, and with the marks
     this.queue = [];
     this.drawing = false;
     this.source = null;
@@ -116,9 +117,19 @@ class Picture {
   selected(event) {
     const { geometry, final } = event;
     if (final && geometry.type === "rect" && geometry.x1 > geometry.x0) {
-      this.span = [geometry.x0, geometry.x1];
-      this.told({ kind: "span", from: geometry.x0, to: geometry.x1 });
+      this.chosen(geometry.x0, geometry.x1);
     }
+  }
+
+  // However it was selected, it is shaded in every plot.
+  chosen(from, to) {
+    for (const { toolbar, y_range } of this.figures?.values() ?? []) {
+      const overlay = toolbar.tools.find((tool) => tool.type === "BoxSelectTool")?.overlay;
+      overlay?.update({ left: from, right: to, top: y_range.end, bottom: y_range.start });
+    }
+    this.span = [from, to];
+    this.shown.span(from, to);
+    this.told({ kind: "span", from, to });
   }
 
   scale(name) {
@@ -236,6 +247,7 @@ class Picture {
     }
     this.label(data);
     this.marks.data = data;
+    this.shown.marks(data);
   }
 
   move() {
