@@ -130,7 +130,6 @@ class Outcome:
             for line in row["broken"]
         ]
 
-
     @property
     def not_shown(self) -> list[str]:
         """One line for each arm that did not come to its state, or whose state stayed undecided.

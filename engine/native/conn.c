@@ -546,5 +546,9 @@ void conn_recv_done(struct worker *w, struct conn *c, const struct completion *d
 
 size_t conn_memory(const struct conn *c)
 {
-    return sizeof *c + out_memory(&c->buf[0]) + out_memory(&c->buf[1]) + LOAD(c->input_cap);
+    /* The two are read while others count, or begin anew: the difference must not wrap. */
+    uint64_t parsed = LOAD(c->parsed), answered = LOAD(c->answered);
+    uint64_t queued = LOAD(c->promoted) && parsed > answered ? parsed - answered : 0;
+    return sizeof *c + out_memory(&c->buf[0]) + out_memory(&c->buf[1]) + LOAD(c->input_cap) +
+           LOAD(c->backend_bytes) + queued * sizeof(struct request);
 }

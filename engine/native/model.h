@@ -92,6 +92,7 @@ struct conn {
     struct worker *worker;
     pthread_mutex_t lock;
     void *backend; /* what the backend keeps for a SEND in flight */
+    uint32_t backend_bytes;
 };
 
 /* ---- what a backend does ------------------------------------------------------------------- */

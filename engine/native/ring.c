@@ -38,6 +38,7 @@ static struct conn_io *io_of(struct worker *w, struct conn *c)
     if (!c->backend) {
         size_t plain = ring_of(w)->info.buffer_ring ? 0 : PLAIN_SIZE;
         c->backend = calloc(1, sizeof(struct conn_io) + plain);
+        STORE(c->backend_bytes, c->backend ? (uint32_t)(sizeof(struct conn_io) + plain) : 0);
     }
     return c->backend;
 }

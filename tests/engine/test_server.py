@@ -196,6 +196,23 @@ def test_samples_come_by_themselves() -> None:
         assert set(server.counters()) < set(server.counters(0))
 
 
+def test_memory_counts_the_requests_that_wait_for_a_handler() -> None:
+    """And, once a SEND was made, the block that the kernel reads its pieces from."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RingServer("tickless", handlers=1))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        ask = b"GET /async?ms=%d&size=1 HTTP/1.1\r\nHost: x\r\n\r\n"
+        told: list[int] = []
+        for number in (1, 9):
+            client.sendall(ask % 3000 * (number - len(told)))
+            until = time.monotonic() + 10
+            while server.counters()["requests"] < number:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            told.append(server.memory())
+        assert told[1] - told[0] >= 8 * 3 * 8  # each a pointer, its number and what it asks for
+
+
 def test_views_of_a_stalled_connection() -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RingServer("tickless", so_sndbuf=16_384))
