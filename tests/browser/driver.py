@@ -93,7 +93,21 @@ class Driver:
         self.page.click(f'{PANEL} [data-{name}="{value}"]')
 
     def state(self, word: str) -> None:
-        self.page.wait_for_selector(f'{PANEL} .rl-state[data-state="{word}"]', timeout=45_000)
+        shown = self.page.locator(f"{PANEL} .rl-state")
+        for _ in range(450):
+            if shown.get_attribute("data-state") == word:
+                return
+            self.page.wait_for_timeout(100)
+        top = self.page.inner_text(f"{PANEL} .rl-top")
+        said = self.page.inner_text(f"{PANEL} .rl-message")
+        raise AssertionError(f"the state is not {word} but: {top!r}; said: {said!r}")
+
+    def at_rest(self, control: Any) -> Any:
+        """Where a control is, once what is above it has its words and moves it no more."""
+        box = None
+        while box != (box := control.bounding_box()):
+            self.page.wait_for_timeout(200)
+        return box
 
     def says(self, words: str, seconds: float = 60) -> None:
         self.page.wait_for_function(

@@ -88,7 +88,7 @@ def test_start_here_by_mouse_measured_restarted_and_run_again(
 
 def moved_by_mouse(panel: Driver, name: str, to: float) -> None:
     """A drag of a slider to a part of its way."""
-    box, mouse = panel.slider(name).bounding_box(), panel.page.mouse
+    box, mouse = panel.at_rest(panel.slider(name)), panel.page.mouse
     thumb = 8
     way = box["width"] - 2 * thumb
     now = panel.slider(name).evaluate("e => (e.value - e.min) / (e.max - e.min)")
@@ -97,6 +97,8 @@ def moved_by_mouse(panel: Driver, name: str, to: float) -> None:
     mouse.down()
     mouse.move(box["x"] + thumb + way * to, middle, steps=8)
     mouse.up()
+    there = panel.slider(name).evaluate("e => (e.value - e.min) / (e.max - e.min)")
+    assert abs(there - to) < 0.1, f"{name} was not taken hold of"
 
 
 def moved_by_keys(panel: Driver, name: str, to: float) -> None:
