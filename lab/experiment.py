@@ -263,7 +263,8 @@ class Experiment:
 
     ``budgets`` maps a policy to what a stalled window may cost under it; a policy without one is
     there to show its fault. ``evidence`` merges the evidence of the repetitions of one arm; its
-    ``remarks`` are added to the reason of the verdict. ``conclude`` turns all results into further
+    ``remarks`` are added to the reason of the verdict, and where it says ``shown``, the arm has
+    shown its fault though it did not come to its state. ``conclude`` turns all results into further
     entries of the run, each None or a mapping with a sentence under ``answer`` or ``text``, and
     with lines under ``not_shown`` where an arm did not come to what it is for.
 
@@ -452,7 +453,8 @@ class Experiment:
             "budget": budget.to_dict() if budget else None,
             "within_budget": not over if budget else None,
             "broken": _broken(over, delivered, promises) if budget else [],
-            "not_shown": _not_shown(verdict, in_flight, evidence.get("troubles", ())),
+            "not_shown": ([] if evidence.get("shown") else
+                          _not_shown(verdict, in_flight, evidence.get("troubles", ()))),
             "repetitions": len(group),
             "each": [_brief(one) for one in group],
             **evidence,

@@ -254,6 +254,8 @@ def evidence(group: Sequence[Repetition]) -> dict[str, Any]:
     moved = [one.windows[one.setting.arm.window] for one in group]
     found: dict[str, Any] = {"remarks": list(dict.fromkeys(troubles)), "troubles": troubles}
     whole = all(one.delivered["bytes"] == one.delivered["expected"] for one in group)
+    # Who forgets its source may never fill the pipe: then the bytes that it owes are the finding.
+    found["shown"] = not whole and splice_findings.forgets(group[0].decisions)
     if group[0].setting.arm.moves and whole:  # else it is not known how much the window moved
         cpu_ms = sum(window.cpu_ms_per_s * window.seconds for window in moved)
         amount = sum(float(one.setting.values["pace"]) * float(one.setting.values["paced_seconds"])

@@ -190,7 +190,7 @@ def _per_turn(row: Row) -> str:
 
 def mirror(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Was the fault that every fix risks found by the check of the bytes?"""
-    tried = [row for row in rows if _forgets(row)]
+    tried = [row for row in rows if forgets(row["decisions"])]
     if not tried:
         return None
     caught = [row for row in tried if not complete(row)]
@@ -198,7 +198,7 @@ def mirror(rows: Sequence[Row]) -> dict[str, Any] | None:
                      + ("" if row["policy"] == "mirror" else f" under {row['policy']}")
                      + f": {row['delivered']['fault']}" for row in caught)
     others = [f"{row['arm']} under {row['policy']}" for row in rows
-              if not _forgets(row) and not complete(row)]
+              if not forgets(row["decisions"]) and not complete(row)]
     arms = list(dict.fromkeys(row["arm"] for row in caught))
     return {"caught": arms, "others": others, "text":
             f"The mirror fault sleeps on live work, and the check of the bytes finds it in "
@@ -208,10 +208,9 @@ def mirror(rows: Sequence[Row]) -> dict[str, Any] | None:
                else "every byte arrived, in order.")}
 
 
-def _forgets(row: Row) -> bool:
-    """Whether its decisions have the mirror fault, whatever the others are."""
-    return bool(row["decisions"].get("readiness") == "cleared"
-                and row["decisions"].get("splice") == "on")
+def forgets(decisions: Mapping[str, str]) -> bool:
+    """Whether these have the mirror fault, whatever the others are."""
+    return decisions.get("readiness") == "cleared" and decisions.get("splice") == "on"
 
 
 # ---- paced --------------------------------------------------------------------------------------

@@ -174,12 +174,16 @@ def test_the_engine_is_a_parameter_too(tmp_path: Path) -> None:
 
 
 def test_the_mirror_fault_is_caught_by_the_bytes(tmp_path: Path) -> None:
-    outcome = measured(tmp_path, ("m",), "mirror", "after")
+    outcome = measured(tmp_path, ("m", "b"), "mirror", "after")
     row = outcome.row("m", "mirror")
     assert row["state"] != "spins"
     assert not splice_findings.complete(row)
-    assert outcome.data["mirror"]["caught"] == ["m"]
+    assert outcome.data["mirror"]["caught"] == ["m", "b"]
     assert outcome.data["mirror"]["others"] == []
+    # In b it forgets its source before anything is in the pipe: that is the fault itself, no arm
+    # that failed.
+    assert outcome.row("b", "mirror")["troubles"]
+    assert outcome.not_shown == []
 
 
 def test_a_paced_client_costs_turns_for_nothing_before_the_fix(tmp_path: Path) -> None:
