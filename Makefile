@@ -29,7 +29,7 @@ ifneq ($(shell { $(SOUND) && echo sound; } 2>/dev/null),sound)
 $(MADE): FORCE
 endif
 
-.PHONY: help setup lab test report bench sanitize lint lock clean FORCE
+.PHONY: help setup lab test hunt report bench sanitize lint lock clean FORCE
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,10 @@ test: setup ## all tests (PYTEST_ARGS are handed on)
 	@tools/bootstrap.sh browser
 	@tools/bootstrap.sh qemu
 	@$(PYTHON) -m tests.run $(PYTEST_ARGS)
+
+hunt: setup ## the property tests with 20 times as many outsides, at random (RINGLAB_HUNT: times)
+	@RINGLAB_HUNT=$${RINGLAB_HUNT:-20} $(PYTHON) -m pytest --timeout=0 $(PYTEST_ARGS) \
+		tests/engine/test_properties.py tests/engine/test_relay_properties.py
 
 report: setup ## every case's notebook, executed, its HTML, and a page in front of them
 	@$(VENV)/bin/ringlab report --all

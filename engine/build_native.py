@@ -82,10 +82,18 @@ def compiler() -> list[str]:
     """
     asked = os.environ.get("CC")
     for command in [asked] if asked else [sysconfig.get_config_var("CC"), "gcc", "cc"]:
-        words = shlex.split(command or "")
+        try:
+            words = shlex.split(command or "")
+        except ValueError:  # a quote that is not closed: no compiler, as a name that is none
+            continue
         if words and shutil.which(words[0]):
             return words
     return []
+
+
+def asked_for() -> str:
+    """Which compiler the environment asks for, to be said where it is no use; empty if none."""
+    return f" (CC={os.environ['CC']})" if os.environ.get("CC") else ""
 
 
 def prefix_dirs(name: str) -> list[str]:
@@ -131,7 +139,7 @@ def require_toolchain() -> None:
     """Stops with one line that names the packages, when something is missing."""
     lacking = missing()
     if lacking:
-        what = " and ".join(EXPLAIN[key] for key in lacking)
+        what = " and ".join(EXPLAIN[key] for key in lacking) + asked_for()
         sys.exit(f"ringlab: the engine cannot be built without {what}. Install {PACKAGES_HINT}")
     if "CC" not in os.environ:
         os.environ["CC"] = shlex.join(compiler())

@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,15 @@ class KernelFigures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One or two kernels, row by row; ``ratio`` is the second to the first."""
+    """One or two kernels, row by row; ``ratio`` is the second to the first.
+
+    ``cut`` is what kept one of two from being measured; the figures are the other's then.
+    """
 
     kernels: list[KernelFigures]
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    cut: KeyboardInterrupt | Exception | None = None
 
     @property
     def absent(self) -> list[dict[str, Any]]:
@@ -92,6 +96,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "interrupted": None if self.cut is None else str(self.cut) or "by hand",
             "left_out": self.left_out,
             "kernels": [{"image": str(one.image), "release": one.release, "rows": one.rows,
                          "absent": one.absent, "kernel_check": one.check,
@@ -109,7 +114,8 @@ def compare(
 
     UsageError for a plan of which a guest can measure nothing. MachineError, in one line, when a
     program or an image is missing, the guest dies (with its last console lines), or an image takes
-    longer than ``limit_s`` seconds.
+    longer than ``limit_s`` seconds. Where the other of two images was measured all the same, it is
+    returned, and the error is its ``cut``; Ctrl-C too.
     """
     cases = plan_cases(plan)
     require(images)
@@ -118,21 +124,34 @@ def compare(
         archive.write_bytes(initramfs(program()))
         total = len(images) * (len(cases) + _BOOT_STEPS)
         with shown(progress or choose(), total, "kernel") as telling:
-            measured = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
-    return Comparison(measured, side_by_side(measured), left_out(plan))
+            measured, cut = _all_at_once(images, archive, plan, limit_s, _Shared(telling))
+    if cut is not None and not measured:
+        raise cut
+    return Comparison(measured, side_by_side(measured), left_out(plan), cut)
 
 
 def _all_at_once(
     images: Sequence[Path], archive: Path, plan: waits.Plan, limit_s: float, progress: Progress
-) -> list[KernelFigures]:
+) -> tuple[list[KernelFigures], KeyboardInterrupt | Exception | None]:
+    """What was measured, and the first error. An image that dies does not end the other's guest."""
     stop = threading.Event()
+    measured: list[KernelFigures] = []
+    cut: KeyboardInterrupt | Exception | None = None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ringlab-guest") as pool:
+        jobs = [pool.submit(measure, image, archive, plan, limit_s, progress, stop)
+                for image in images]
         try:
-            jobs = [pool.submit(measure, image, archive, plan, limit_s, progress, stop)
-                    for image in images]
-            return [job.result() for job in jobs]
+            wait(jobs)
+        except KeyboardInterrupt as interrupt:
+            cut = interrupt
         finally:
-            stop.set()  # after an error or Ctrl-C the other guest is not waited for
+            stop.set()
+    for job in jobs:
+        try:
+            measured.append(job.result())
+        except Exception as error:
+            cut = cut or error
+    return measured, cut
 
 
 class _Shared(Progress):
@@ -237,7 +256,8 @@ def build(target: Path) -> Path:
 
     compiler = build_native.compiler()
     if not compiler:
-        raise MachineError(f"no C compiler ({build_native.PACKAGES_HINT})")
+        raise MachineError(f"no C compiler{build_native.asked_for()}: install or name one "
+                           f"({build_native.PACKAGES_HINT})")
     words = [*compiler, "-std=gnu11", "-O2", "-static", f"-I{NATIVE}",
              *(f"-I{folder}" for folder in build_native.prefix_dirs("include")),
              *build_native.pkg_config("--cflags"),

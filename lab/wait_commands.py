@@ -241,8 +241,9 @@ def kernel(
         click.echo(console.to_json({**compared.to_dict(), "run": stored and str(stored)}))
     else:
         _print_kernels(compared, stored)
-    if refused is not None:
-        raise refused
+    cut = refused or compared.cut
+    if cut is not None:
+        raise cut
     return 0
 
 

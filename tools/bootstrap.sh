@@ -96,8 +96,8 @@ want_toolchain() {
     apt_install "${packages[@]}" || true
     lacking=$("$python" engine/build_native.py --missing)
     [ -z "$lacking" ] && return 0
-    say "the engine cannot be built: missing" $lacking "(liburing 2.3 or newer). Install" \
-        "apt: gcc libc6-dev liburing-dev python3-dev |" \
+    say "the engine cannot be built: missing" $lacking \
+        "(liburing 2.3 or newer${CC:+; CC=$CC}). Install" "apt: gcc libc6-dev liburing-dev python3-dev |" \
         "dnf: gcc glibc-devel liburing-devel python3-devel | conda: c-compiler liburing python"
     return 1
 }

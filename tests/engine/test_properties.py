@@ -10,12 +10,12 @@ import errno
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine import PRESETS
 from engine.policy import table
+from tests.engine.outside import run
 from tests.engine.world import MS, Ask, Client, World
 
 pytestmark = pytest.mark.computes
@@ -194,22 +194,18 @@ class Outside(RuleBasedStateMachine):
             self.world.finish()
 
 
-def run(machine: type[Outside], examples: int, steps: int = 50) -> None:
-    """That many random outsides."""
-    case = machine.TestCase
-    case.settings = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    case("runTest").runTest()
+STEPS = 50
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_under_every_preset(preset: str) -> None:
     chosen = {"policies": st.just(preset), "switches": False}
-    run(type(f"Under_{preset}", (Outside,), chosen), examples=25)
+    run(type(f"Under_{preset}", (Outside,), chosen), 25, STEPS)
 
 
 def test_under_any_combination_of_choices() -> None:
-    run(type("Combined", (Outside,), {"policies": combinations(), "switches": False}), examples=80)
+    run(type("Combined", (Outside,), {"policies": combinations(), "switches": False}), 80, STEPS)
 
 
 def test_while_the_policy_is_switched() -> None:
-    run(Outside, examples=60)
+    run(Outside, 60, STEPS)

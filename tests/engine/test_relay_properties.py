@@ -10,11 +10,12 @@ import errno
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.relay_policy import PRESETS, RELAY
+from tests.engine.outside import run
 from tests.engine.relay_world import Client, Exchange, ForgottenError, Origin, World
 
 pytestmark = pytest.mark.computes
@@ -209,12 +210,7 @@ class Outside(RuleBasedStateMachine):
             self.world.finish()
 
 
-def run(machine: type[Outside], examples: int, steps: int = 40, **more: Any) -> None:
-    """That many random outsides."""
-    case = machine.TestCase
-    case.settings = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, **more)
-    case("runTest").runTest()
+STEPS = 40
 
 
 @pytest.mark.parametrize("engine", ["speculative", "level-triggered"])
@@ -224,20 +220,20 @@ def test_the_mirror_fault_is_found(engine: str) -> None:
     same: dict[str, Any] = {"derandomize": True, "database": None, "phases": [Phase.generate]}
     mirror = {"policies": st.just(f"mirror+engine={engine}"), "switches": False}
     with pytest.raises(ForgottenError):
-        run(type("Mirror", (Outside,), mirror), examples=300, **same)
+        run(type("Mirror", (Outside,), mirror), 300, STEPS, **same)
     twin = {"policies": st.just(f"mirror+readiness=kept+engine={engine}"), "switches": False}
-    run(type("Mirror", (Outside,), twin), examples=60, **same)
+    run(type("Mirror", (Outside,), twin), 60, STEPS, **same)
 
 
 @pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"mirror"}))
 def test_under_every_preset(preset: str) -> None:
     chosen = {"policies": st.just(preset), "switches": False}
-    run(type(f"Under_{preset}", (Outside,), chosen), examples=16)
+    run(type(f"Under_{preset}", (Outside,), chosen), 16, STEPS)
 
 
 def test_under_any_combination_of_choices() -> None:
-    run(type("Combined", (Outside,), {"switches": False}), examples=40)
+    run(type("Combined", (Outside,), {"switches": False}), 40, STEPS)
 
 
 def test_while_the_policy_is_switched() -> None:
-    run(Outside, examples=35)
+    run(Outside, 35, STEPS)

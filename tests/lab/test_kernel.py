@@ -17,6 +17,7 @@ from engine import facts
 from engine.errors import MachineError, UsageError
 from lab import cli, kernel, waits
 from lab.progress import Progress
+from lab.runs import read_run
 
 pytestmark = pytest.mark.computes
 
@@ -279,6 +280,45 @@ def test_a_store_that_refuses_costs_no_comparison(
         assert err.count("\n") == 1
 
 
+GUEST = """case "$*" in *whole*)
+echo 'ringlab kernel {"release": "6.1.2"}'
+echo 'ringlab row {"way": "epoll_wait", "timeout_ns": 0, "flags": "none", "ns_p50": 200,' \\
+    '"ns_p99": 300, "cpu_ns": 200, "voluntary": 0, "involuntary": 0, "traced_switches": 0,' \\
+    '"timer_starts": 0, "timer_interrupts": 0, "waits": 10}'
+echo ringlab done;;
+*) echo Kernel panic;; esac"""
+
+
+@pytest.mark.parametrize("order", [("whole", "dies"), ("dies", "whole")])
+def test_a_guest_that_dies_costs_nothing_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    order: tuple[str, str],
+) -> None:
+    emulator(tmp_path, monkeypatch, GUEST)
+    monkeypatch.setenv("RINGLAB_RUNS", os.fspath(tmp_path / "runs"))
+    first, second = (os.fspath(tmp_path / name) for name in order)
+    for name in order:
+        (tmp_path / name).write_bytes(BZIMAGE)
+    words = ["kernel", "--image", first, "--against", second, "--way", "epoll_wait"]
+    assert cli.main(words) == cli.ERROR
+    out, err = capsys.readouterr()
+    assert "0.200" in out
+    assert err.splitlines()[-1] == "ringlab: dies: the guest died; its console ends: Kernel panic"
+    assert cli.main([*words, "--json"]) == cli.ERROR
+    told = json.loads(capsys.readouterr().out)
+    assert told["interrupted"].startswith("dies: the guest died")
+    assert [Path(one["image"]).name for one in told["kernels"]] == ["whole"]
+    assert read_run(Path(told["run"])).data["interrupted"] == told["interrupted"]
+
+
+def test_two_guests_that_die_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = emulator(tmp_path, monkeypatch, "echo Kernel panic")
+    with pytest.raises(MachineError, match="Kernel panic"):
+        kernel.compare([image, image], PLAN, limit_s=20)
+
+
 def test_an_image_with_a_name_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["kernel", "--image", "/tmp/" + "x" * 5000]) == cli.ERROR
     err = capsys.readouterr().err
@@ -286,16 +326,18 @@ def test_an_image_with_a_name_too_long_is_one_line(capsys: pytest.CaptureFixture
     assert len(err) < 300
 
 
+@pytest.mark.parametrize("compiler", ["compiler-of-nowhere", 'gcc "-O2'])
 def test_without_a_compiler_the_command_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    compiler: str,
 ) -> None:
     image = emulator(tmp_path, monkeypatch, "exit 0")
-    monkeypatch.setenv("CC", "compiler-of-nowhere")
+    monkeypatch.setenv("CC", compiler)
     monkeypatch.delitem(sys.modules, "engine.build_native", raising=False)
     kernel.program.cache_clear()
     assert cli.main(["kernel", "--image", os.fspath(image)]) == cli.ERROR
     err = capsys.readouterr().err
-    assert err.startswith("ringlab: no C compiler (apt: gcc")
+    assert err.startswith(f"ringlab: no C compiler (CC={compiler}): install or name one (apt: gcc")
     assert err.count("\n") == 1
 
 
