@@ -9,6 +9,8 @@ import pytest
 
 from engine.build_native import NATIVE, ROOT
 
+pytestmark = pytest.mark.computes
+
 NO_SANITIZERS = 69
 
 

@@ -204,7 +204,7 @@ def open_files() -> int:
 def test_nothing_is_left_open() -> None:
     measured(Case("eventfd_workaround", 200_000))
     before = (open_files(), threading.active_count())
-    for case in cases():
+    for case in {(case.way, case.flags): case for case in cases()}.values():
         try:
             measure(case, 0.001, least=1)
         except WayAbsent:
