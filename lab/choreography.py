@@ -29,6 +29,8 @@ MIN_SPLICE = 4096
 # A state counts as reached once it has not changed for this long.
 STEADY_S = 0.06
 _LOOK_S = 0.005
+# Counters that a player's states see counted from its begin.
+_SINCE = ("requests", "sends")
 
 Counters = Mapping[str, Any]
 Watch = Callable[[], Counters | None]
@@ -80,7 +82,9 @@ class Release:
 class State:
     """A state of the server: a test of its counters, which must then hold still to count.
 
-    ``steady`` names the counters that must not change for ``hold_s`` seconds.
+    ``steady`` names the counters that must not change for ``hold_s`` seconds. A player hands the
+    test what came about since it began (see :class:`Player`): what an earlier client has left
+    behind is not what this one waits for.
     """
 
     what: str
@@ -202,10 +206,12 @@ Choreography = tuple[Step, ...]
 
 
 def _send_waits(counters: Counters) -> bool:
-    return bool(counters["sending"] >= 1)
+    return bool(min(counters["sending"], counters["sends"]) >= 1
+                and counters["requests"] >= counters["clients"])
 
 
-# The kernel holds a SEND that it cannot complete: the client's window is shut.
+# The kernel holds a SEND that it cannot complete: the client's window is shut. Of several clients
+# one may do, for it may park the worker before the others' have begun.
 SEND_WAITS = State(
     "a SEND is in flight and waits",
     _send_waits,
@@ -215,7 +221,8 @@ SEND_WAITS = State(
 # the kernel takes to probe a window that was shut: at the first probe some more often goes through.
 HELD_BACK = State(
     "a relay holds bytes that nobody takes",
-    lambda counters: bool(counters["piped"] + counters["buffered"]),
+    lambda counters: bool(counters["requests"] >= counters["clients"]
+                          and counters["piped"] + counters["buffered"]),
     steady=("requests", "responses", "connects", "bytes_spliced_client", "bytes_spliced_origin",
             "bytes_copied_client", "bytes_copied_origin", "piped", "buffered"),
     hold_s=0.25,
@@ -239,20 +246,22 @@ AT_REST = State(
 )
 
 
-def requests_seen(count: int) -> State:
-    """The server has parsed ``count`` requests since the player began, and is done with them."""
+def requests_seen(count: int, more: int = 0) -> State:
+    """The server has parsed ``count`` requests of every client since the player began, and
+    ``more`` of others, and is done with them."""
     return State(
-        f"{count} requests parsed",
-        lambda counters: bool(counters["requests"] >= count),
+        f"{count + more} requests parsed",
+        lambda counters: bool(counters["requests"] >= count * counters["clients"] + more),
         steady=("sends", "bytes_sent", "direct_writes"),
     )
 
 
 def requests_forwarded(count: int) -> State:
-    """A relay has forwarded ``count`` requests since the player began, and no bytes move."""
+    """A relay has forwarded ``count`` requests of every client since the player began, and no bytes
+    move."""
     return State(
         f"{count} requests forwarded",
-        lambda counters: bool(counters["requests"] >= count),
+        lambda counters: bool(counters["requests"] >= count * counters["clients"]),
         steady=HELD_BACK.steady,
     )
 
@@ -261,9 +270,10 @@ class Player(Handle):
     """Plays choreographies against one server; holds the connections between one and the next.
 
     ``watch`` returns the server's counters, or None (or is None) where it exports none; a state
-    sees their ``requests`` counted from here on. ``hold`` does the waiting of ``Stall``: seconds,
-    or None for "until told". With ``strict``, a stream that breaks off, falls silent or is wrong
-    raises; otherwise ``delivered()`` and ``troubles`` report it.
+    sees their ``requests`` and ``sends`` counted from here on, and ``clients``: how many players,
+    this one among them, do the same beside one another. ``hold`` does the waiting of ``Stall``:
+    seconds, or None for "until told". With ``strict``, a stream that breaks off, falls silent or is
+    wrong raises; otherwise ``delivered()`` and ``troubles`` report it.
     """
 
     def __init__(
@@ -276,6 +286,7 @@ class Player(Handle):
         patience: float = PATIENCE_S,
         strict: bool = True,
         compare: bool = True,
+        clients: int = 1,
     ) -> None:
         self.troubles: list[str] = []
         self.poke_ms: list[float] = []
@@ -290,8 +301,8 @@ class Player(Handle):
         self._clients: dict[str, Client] = {}
         self._dropped: list[Client] = []
         self._ticket = _new_ticket()
-        counters = watch() if watch else None
-        self._requests_before = counters["requests"] if counters else 0
+        self._alike = clients
+        self._before = (watch() if watch else None) or {}
 
     def __enter__(self) -> Player:
         return self
@@ -447,7 +458,9 @@ class Player(Handle):
         counters = self._watch() if self._watch else None
         if counters is None:
             return None
-        return {**counters, "requests": counters["requests"] - self._requests_before}
+        since = {name: counters[name] - self._before.get(name, 0)
+                 for name in _SINCE if name in counters}
+        return {**counters, **since, "clients": self._alike}
 
     def _read(self, name: str, size: int, rate: float) -> None:
         reader = self.client(name)

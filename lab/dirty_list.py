@@ -91,7 +91,7 @@ def stall_of(arm: str, values: Mapping[str, Value]) -> RingStall:
             Ask("async", SMALL, count=int(values["depth"]) - 1),
             Settle(requests_seen(int(values["depth"]))),
         ),
-        "async+poked": (*_single("async", values), Poke(), Settle(requests_seen(2))),
+        "async+poked": (*_single("async", values), Poke(), Settle(requests_seen(1, more=1))),
     }[arm]
     return RingStall(steps, longer=steps)
 

@@ -211,6 +211,8 @@ class LiveCase:
     """What the clients of an engine do in an arm, with the controls' values."""
     arm_of: Callable[[Mapping[str, Value], bool, str], str]
     """The arm that values, a poke and the chosen arm come to; empty: the case has none such."""
+    connected: str = "connections"
+    """The gauge of the engine that counts whoever is connected."""
     arm: str = ""
     """The arm that is chosen at first."""
     unchosen_by: tuple[str, ...] = ()

@@ -148,7 +148,8 @@ class LivePanel:
             begun.pop_all()
 
     def _new_party(self) -> Party:
-        return Party(self.server, lambda text: self.board.say(text, error=True))
+        return Party(self.server, lambda text: self.board.say(text, error=True),
+                     self.case.connected)
 
     def rest(self) -> None:
         """Ends threads, clients and the own server; a page that opens again brings it back."""

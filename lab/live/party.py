@@ -30,6 +30,8 @@ from lab.live.case import Scene
 
 PATIENCE_S = 1.0
 _SETTLE_S = 1.5
+_GOING_S = 0.5
+_LOOK_S = 0.005
 # One choreography of many clients settles, and waits, once for all of them.
 _LONE = (Settle, Poke, Stall)
 # A paced client looks whether it is to go on so many times a second.
@@ -40,13 +42,14 @@ class Party:
     """The connections of one panel to its server. Not for two threads at once.
 
     ``trouble`` is told in words, on another thread, when what is played beside the buttons breaks
-    off.
+    off. ``connected`` is the server's gauge of connections.
     """
 
     def __init__(
-        self, server: Engine, trouble: Callable[[str], object] = lambda text: None
+        self, server: Engine, trouble: Callable[[str], object] = lambda text: None,
+        connected: str = "connections",
     ) -> None:
-        self._server, self._trouble = server, trouble
+        self._server, self._trouble, self._gauge = server, trouble, connected
         self._players: list[Player] = []
         self._beside: list[threading.Thread] = []
         self._enough = threading.Event()
@@ -68,7 +71,7 @@ class Party:
         """Everybody connects anew and does its steps; returns what did not come about."""
         self.close()
         self._scene = scene
-        self._players = [self._player() for _ in range(count)]
+        self._players = [self._player(count) for _ in range(count)]
         self.poked = any(isinstance(step, Poke) for step in scene.steps)
         for step in scene.steps:
             if isinstance(step, Settle):
@@ -136,10 +139,15 @@ class Party:
         return [each.delivered() for each in self._players]
 
     def close(self) -> None:
-        """Puts everybody away; harmless when repeated."""
+        """Puts everybody away, and gives the server time to see it; harmless when repeated.
+
+        A busy machine may not let it for a while, and who asks anew before it has would take the
+        states of those who are gone for his own.
+        """
         self._end_beside()
         players, self._players = self._players, []
         self.poked = False
+        others = max(0, self._connected() - len(players))
         for each in players:
             try:
                 each.close()
@@ -149,6 +157,9 @@ class Party:
                 each.play(self._scene.after)
             except (RinglabError, OSError):
                 pass  # whoever it is meant for has gone already
+        until = time.monotonic() + _GOING_S
+        while players and self._connected() > others and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     # -- what goes on beside the buttons ---------------------------------------------------------
 
@@ -181,9 +192,15 @@ class Party:
             if not enough.is_set():
                 self._trouble(f"the paced client stopped: {brief(error)}")
 
-    def _player(self) -> Player:
+    def _player(self, clients: int = 1) -> Player:
         return Player(self._server.host, self._server.port, watch=self._watch,
-                      patience=PATIENCE_S, strict=False)
+                      patience=PATIENCE_S, strict=False, clients=clients)
+
+    def _connected(self) -> int:
+        try:
+            return int(self._watch()[self._gauge])
+        except RinglabError:
+            return 0  # it has ended: nobody is
 
     def _watch(self) -> Mapping[str, Any]:
         return self._server.counters()

@@ -370,6 +370,7 @@ LIVE = LiveCase(
     shape=SHAPE,
     plots=PLOTS,
     strip=STRIP,
+    connected="sessions",
     # It sleeps until an event, however long that takes.
     rules=Rules(wait_of, lambda choices, cap_ms: 0.0),
     controls=controls,

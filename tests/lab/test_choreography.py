@@ -15,6 +15,7 @@ import pytest
 from engine.errors import UsageError
 from lab import choreography, content
 from lab.choreography import (
+    SEND_WAITS,
     Ask,
     Close,
     Connect,
@@ -32,6 +33,7 @@ from lab.choreography import (
     Settle,
     Stall,
     State,
+    requests_seen,
 )
 from lab.clients import Client, ClientError
 
@@ -233,6 +235,26 @@ def test_a_state_that_does_not_come_is_noted(server: PlainServer) -> None:
         play.play((Connect(), Settle(SENDING, most=0.3)))
         assert 0.25 < time.monotonic() - begun < 2
         assert play.troubles == ["not reached within 0.3 s: a response waits"]
+
+
+@pytest.mark.parametrize(("state", "late"), [
+    (SEND_WAITS, {"requests": 7, "sends": 5}), (requests_seen(1), {"requests": 7}),
+    (requests_seen(1, more=1), {"requests": 8}),
+], ids=["send", "requests", "and more"])
+def test_a_state_is_that_of_all_who_do_the_same_and_not_of_who_was_there_before(
+    server: PlainServer, state: State, late: dict[str, int]
+) -> None:
+    # Somebody has a SEND that waits, and it is still there when two others have asked.
+    server.counted |= {"requests": 5, "sends": 4, "sending": 1, "bytes_sent": 9, "direct_writes": 4}
+    with player(server, watch=server.counters, clients=2) as play:
+        for counted in ({}, {name: count - 1 for name, count in late.items()}):
+            server.counted |= {"sending": 2, **counted}
+            play.play((Settle(state, most=0.15),))
+            assert len(play.troubles) == 1, f"not reached with {server.counted}"
+            play.troubles.clear()
+        server.counted |= late
+        play.play((Settle(state),))
+        assert play.troubles == []
 
 
 def test_a_server_without_counters_gets_a_fixed_time(server: PlainServer) -> None:

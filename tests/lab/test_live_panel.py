@@ -210,6 +210,28 @@ def test_a_new_receive_buffer_reconnects_a_stalled_client(panel: LivePanel) -> N
     assert panel.values["rcvbuf"] == 4096
 
 
+def test_an_arm_comes_about_again_though_the_worker_is_held_up_meanwhile(panel: LivePanel) -> None:
+    # Whoever stalls has a SEND that waits. The worker does not see him go for a while, as when the
+    # machine is busy; who took that SEND for his own would ask for everything at once.
+    done(panel, "preset", arm="async+pipelined")
+    assert state_is(panel, "spins"), panel.board["strip"]
+    with Client(panel.server.host, panel.server.port) as other:
+        other.ask("/sync?size=64&ms=900", 64)
+        assert wait_until(lambda: panel.server.counters()["blocked"])
+        done(panel, "preset", arm="async+pipelined")
+        assert panel.server.counters()["list_length"] == 1
+        assert state_is(panel, "spins"), panel.board["strip"]
+
+
+def test_every_one_of_several_clients_comes_to_the_stall_before_more_is_asked(
+    panel: LivePanel,
+) -> None:
+    panel.set(clients=8)
+    for _ in range(3):
+        assert "8 clients" in done(panel, "preset", arm="async+pipelined")
+        assert [each.listed and each.sending for each in panel.server.connections()] == [True] * 8
+
+
 def test_several_clients_read_half_close_and_reset(panel: LivePanel) -> None:
     panel.set(clients=3)
     assert "3 clients" in done(panel, "stall")
