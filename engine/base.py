@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from engine import counters as counting
 from engine import own_policy
 from engine.binding import native
-from engine.decisions import AnyPolicy, Decisions, ResolvedPolicy, method_name
+from engine.configured import Configured
+from engine.decisions import AnyPolicy, ResolvedPolicy
 from engine.errors import EngineError, PolicyError, UsageError, check
-from engine.handle import Handle
-from engine.native_server import Calls, NativeServer
-from engine.parameters import Range, Setting, Tables, enum_value
+from engine.native_server import NativeServer
+from engine.parameters import Range, Setting, enum_value
 from engine.startup import need_descriptors
 
 _TAKE = 256  # samples that one native call takes: room that malloc reuses, not maps anew
@@ -32,7 +32,7 @@ _SECONDS = Range(0, 0, float("inf"), "s", real=True)
 _NOT_IN_CONFIG = "sample_seconds"
 
 
-class Engine(Handle):
+class Engine(Configured):
     """An engine on native threads of this process.
 
     A subclass names its native calls, tables and layout, and says how a start is configured. Use it
@@ -43,9 +43,6 @@ class Engine(Handle):
     that stopped it, if one did.
     """
 
-    _calls: ClassVar[Calls]
-    _decisions: ClassVar[Decisions]
-    _tables: ClassVar[Tables]
     _layout: ClassVar[counting.Layout]
     _holds: ClassVar[tuple[str, int]]
     """The parameter that says how many a loop may hold, and the files that each of them takes."""
@@ -58,18 +55,11 @@ class Engine(Handle):
         start: dict[str, Setting],
         choices: dict[str, Any],
     ) -> None:
-        self._settings = settings
+        super().__init__(policy, settings, choices)
         self._start = start
         self._host = host
-        methods = self._decisions.methods()
-        self._policy = self._decisions.resolve(
-            policy, **self._tables.check_keywords(choices, methods)
-        )
         self._engine = NativeServer(self._calls)
         self._finalizer: weakref.finalize[..., Any] | None = None
-        # Every caller that the engine was given: it may be in one that was just replaced. They
-        # outlive the finalizer, which Python runs before it takes this object apart.
-        self._callers: list[own_policy.Caller] = []
         self._life = threading.Lock()
 
     # -- what an engine says of itself ------------------------------------------------------------
@@ -180,8 +170,8 @@ class Engine(Handle):
         return f"<{what} on {self.host} port {self.port}>"
 
     def _keep(self, caller: own_policy.Caller | None) -> None:
+        super()._keep(caller)
         if caller is not None:
-            self._callers.append(caller)
             self._engine.watch(caller)
 
     # -- where it is ----------------------------------------------------------------------------
@@ -204,19 +194,9 @@ class Engine(Handle):
 
     # -- settings and policy --------------------------------------------------------------------
 
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """The live settings, by name."""
-        return dict(self._settings)
-
     def default(self, setting: str) -> Setting:
         """What a live setting is unless somebody asks for something else."""
         return self._tables.defaults()[setting]
-
-    @property
-    def policy(self) -> ResolvedPolicy:
-        """The policy in force."""
-        return self._policy
 
     def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
         """Changes settings, the policy, or single decisions of it, while the engine runs.
@@ -225,14 +205,7 @@ class Engine(Handle):
         is raised, nothing was changed.
         """
         own_policy.refuse_inside()
-        known = self._decisions.methods()
-        choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
-        checked = self._tables.check_live(changes)
-        resolved = None
-        if policy is not None or choices:
-            resolved = self._decisions.resolve(
-                self._policy if policy is None else policy, **choices
-            )
+        checked, resolved = self._check_changes(policy, changes)
         with self._engine.use() as server:
             for name, value in checked.items():
                 key, number = self._tables.to_native(name, value)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from engine import own_policy, parameters
+from engine import parameters
 from engine.binding import native, words
 from engine.counters import RELAY as LAYOUT
 from engine.counters import flatten
-from engine.decisions import AnyPolicy, ResolvedPolicy, method_name
-from engine.errors import UsageError, check, given, unknown
-from engine.handle import Handle
+from engine.decisions import AnyPolicy
+from engine.errors import UsageError, check, unknown
+from engine.native_server import Calls
 from engine.parameters import (
     BYTES,
     ERRNO,
@@ -23,7 +23,6 @@ from engine.parameters import (
     PASSING,
     TIMES,
     Range,
-    Setting,
     octets,
     whole,
 )
@@ -40,8 +39,8 @@ from engine.relay_views import (
     session_view,
     socket_view,
 )
+from engine.scripted import Scripted
 
-_OUTPUT_BYTES = 1 << 20  # that one native call copies
 _OUTCOMES = ("full", "short", "eagain")
 _ENDS = {-errno.ETIME: "timeout", -errno.EAGAIN: "asleep"}
 ROOM = 1 << 40
@@ -49,7 +48,7 @@ _SHORT = Range(1, 1, 2**40, "bytes")
 _PIPE = Range(65_536, 1, 2**30, "bytes")
 
 
-class RelayScript(Handle):
+class RelayScript(Scripted):
     """One relay on the scripted backend.
 
     :param policy: a preset's name, a mapping, or a :class:`engine.RelayPolicy`; single decisions
@@ -64,6 +63,10 @@ class RelayScript(Handle):
     out of its range, and EngineError for a call that does not fit.
     """
 
+    _calls = Calls("rl_relay_script", policy="rl_relay_policy")
+    _decisions = RELAY
+    _tables = parameters.RELAY
+
     def __init__(
         self,
         policy: AnyPolicy = "before",
@@ -76,38 +79,14 @@ class RelayScript(Handle):
         room: int = ROOM,
         **settings: Any,
     ) -> None:
-        ffi, lib = native()
         start = parameters.RELAY.check_start(
             {"max_sessions": max_sessions, "max_head": max_head, "stop_grace_ms": stop_grace_ms}
         )
-        names = [name for name in settings if name in parameters.RELAY.live]
-        live = {name: settings.pop(name) for name in names}
-        choices = parameters.RELAY.check_keywords(settings, RELAY.methods())
-        self._made = {**start, "pipe_size": whole("pipe_size", pipe_size, _PIPE),
-                      "auto_connect": bool(auto_connect), "room": whole("room", room, BYTES)}
-        self._settings = parameters.RELAY.defaults() | parameters.RELAY.check_live(live)
-        self._policy = RELAY.resolve(policy, **choices)
-        self._callers: list[own_policy.Caller] = []
-        config = ffi.new("rl_relay_script_config *")
-        for name, value in self._made.items():
-            setattr(config, name, int(value))
-        parameters.RELAY.fill(config.settings, self._settings)
-        self._keep(own_policy.fill(RELAY, config.policy, self._policy))
-        made = lib.rl_relay_script_new(config)
-        if made == ffi.NULL:
-            check(-errno.ENOMEM, "make a script")
-        self._script = ffi.gc(made, lib.rl_relay_script_free)
+        made: dict[str, int | bool] = {name: int(value) for name, value in start.items()}
+        made |= {"pipe_size": whole("pipe_size", pipe_size, _PIPE),
+                 "auto_connect": bool(auto_connect), "room": whole("room", room, BYTES)}
+        super().__init__(policy, made, settings)
         self.wait_decided: RelayWait | None = None
-
-    def _keep(self, caller: own_policy.Caller | None) -> None:
-        if caller is not None:
-            self._callers.append(caller)
-
-    def _call(self, name: str, *values: Any) -> int:
-        with given(name):
-            result = getattr(native()[1], f"rl_relay_script_{name}")(self._script, *values)
-        self.check()
-        return check(result, name)
 
     def _at(self, socket: Any) -> int:
         """The number of a socket that there is, or was; UsageError for another."""
@@ -117,48 +96,10 @@ class RelayScript(Handle):
             raise UsageError(f"socket={number} is not allowed: {there}")
         return number
 
-    def check(self) -> None:
-        """Raises the PolicyError (its cause: what the policy raised) that stopped the relay."""
-        for caller in self._callers:
-            caller.raise_error()
-
-    def fresh(self, policy: AnyPolicy | None = None) -> RelayScript:
-        """A new script that begins as this one would now: its sizes, its settings, its policy (or
-        another one), but nothing of what was done."""
-        given: dict[str, Any] = self._made | self._settings
-        return RelayScript(self._policy if policy is None else policy, **given)
-
     @property
     def pipe_size(self) -> int:
         """Bytes that a pipe holds."""
         return int(self._made["pipe_size"])
-
-    # -- settings and policy --------------------------------------------------------------------
-
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """The live settings, by name."""
-        return dict(self._settings)
-
-    @property
-    def policy(self) -> ResolvedPolicy:
-        """The policy in force."""
-        return self._policy
-
-    def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
-        """Changes settings, the policy, or single decisions of it: see :meth:`Engine.set`."""
-        ffi, _ = native()
-        known = RELAY.methods()
-        choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
-        for name, value in parameters.RELAY.check_live(changes).items():
-            self._call("set", *parameters.RELAY.to_native(name, value))
-            self._settings[name] = value
-        if policy is not None or choices:
-            resolved = RELAY.resolve(self._policy if policy is None else policy, **choices)
-            c_policy = ffi.new("rl_relay_policy *")
-            self._keep(own_policy.fill(RELAY, c_policy, resolved))
-            self._call("policy", c_policy)
-            self._policy = resolved
 
     # -- what happens outside -------------------------------------------------------------------
 
@@ -307,11 +248,4 @@ class RelayScript(Handle):
 
     def output(self, socket: int) -> bytes:
         """Everything that the relay has sent to a socket."""
-        ffi, _ = native()
-        buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
-        pieces: list[bytes] = []
-        at = 0
-        while copied := self._call("output", self._at(socket), buffer, at, _OUTPUT_BYTES):
-            pieces.append(bytes(ffi.buffer(buffer, copied)))
-            at += copied
-        return b"".join(pieces)
+        return self._output(self._at(socket))

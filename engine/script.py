@@ -10,15 +10,15 @@ import errno
 from typing import Any
 
 from engine import counters as counting
-from engine import own_policy, parameters
+from engine import parameters
 from engine.binding import native, words
-from engine.errors import check, given, unknown
-from engine.handle import Handle
-from engine.parameters import BYTES, NUMBER, PASSING, Range, Setting, octets, whole
-from engine.policy import RING, AnyPolicy, ResolvedPolicy, method_name
+from engine.errors import check, unknown
+from engine.native_server import Calls
+from engine.parameters import BYTES, NUMBER, PASSING, Range, octets, whole
+from engine.policy import RING, AnyPolicy
+from engine.scripted import Scripted
 from engine.views import ConnView, LoopView, Wait, conn_view, loop_view, wait_view
 
-_OUTPUT_BYTES = 1 << 20  # that one native call copies
 _RESULT = Range(0, -4095, 2**31 - 1, "bytes, or a negative errno")
 
 
@@ -26,7 +26,7 @@ def _slot(number: Any) -> int:
     return whole("slot", number, NUMBER)
 
 
-class Script(Handle):
+class Script(Scripted):
     """One worker on the scripted backend.
 
     :param policy: see :func:`engine.policy.resolve`; single decisions can be given as keywords.
@@ -40,6 +40,10 @@ class Script(Handle):
     (ENOENT) or a call that does not fit.
     """
 
+    _calls = Calls("rl_script", policy="rl_policy")
+    _decisions = RING
+    _tables = parameters.RING
+
     def __init__(
         self,
         policy: AnyPolicy = "shipped",
@@ -51,7 +55,6 @@ class Script(Handle):
         stop_grace_ms: int = 250,
         **settings: Any,
     ) -> None:
-        ffi, lib = native()
         start = parameters.RING.check_start(
             {
                 "entries": sq_entries,
@@ -60,71 +63,10 @@ class Script(Handle):
                 "stop_grace_ms": stop_grace_ms,
             }
         )
-        self._made = {name: int(value) for name, value in start.items()} | {
-            "sq_entries": int(start["entries"]), "multishot_recv": bool(multishot_recv)}
-        self._made.pop("entries")
-        live = {name: settings.pop(name) for name in list(settings) if name in parameters.LIVE}
-        choices = parameters.RING.check_keywords(settings, RING.methods())
-        self._settings = parameters.RING.defaults() | parameters.RING.check_live(live)
-        self._policy = RING.resolve(policy, **choices)
-        self._callers: list[own_policy.Caller] = []
-        config = ffi.new("rl_script_config *")
-        for name, value in self._made.items():
-            setattr(config, name, int(value))
-        parameters.RING.fill(config.settings, self._settings)
-        self._keep(own_policy.fill(RING, config.policy, self._policy))
-        made = lib.rl_script_new(config)
-        if made == ffi.NULL:
-            check(-errno.ENOMEM, "make a script")
-        self._script = ffi.gc(made, lib.rl_script_free)
-
-    def _keep(self, caller: own_policy.Caller | None) -> None:
-        if caller is not None:
-            self._callers.append(caller)
-
-    def _call(self, name: str, *values: Any) -> int:
-        with given(name):
-            result = getattr(native()[1], f"rl_script_{name}")(self._script, *values)
-        self.check()
-        return check(result, name)
-
-    def check(self) -> None:
-        """Raises the PolicyError (its cause: what the policy raised) that stopped the worker."""
-        for caller in self._callers:
-            caller.raise_error()
-
-    def fresh(self, policy: AnyPolicy | None = None) -> Script:
-        """A new script that begins as this one would now: its sizes, its settings, its policy (or
-        another one), but nothing of what was done."""
-        given: dict[str, Any] = self._made | self._settings
-        return Script(self._policy if policy is None else policy, **given)
-
-    # -- settings and policy --------------------------------------------------------------------
-
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """The live settings, by name."""
-        return dict(self._settings)
-
-    @property
-    def policy(self) -> ResolvedPolicy:
-        """The policy in force."""
-        return self._policy
-
-    def set(self, policy: AnyPolicy | None = None, **changes: Any) -> None:
-        """Changes settings, the policy, or single decisions of it: see :meth:`RingServer.set`."""
-        ffi, _ = native()
-        known = RING.methods()
-        choices = {name: changes.pop(name) for name in list(changes) if method_name(name) in known}
-        for name, value in parameters.RING.check_live(changes).items():
-            self._call("set", *parameters.RING.to_native(name, value))
-            self._settings[name] = value
-        if policy is not None or choices:
-            resolved = RING.resolve(self._policy if policy is None else policy, **choices)
-            c_policy = ffi.new("rl_policy *")
-            self._keep(own_policy.fill(RING, c_policy, resolved))
-            self._call("policy", c_policy)
-            self._policy = resolved
+        entries = start.pop("entries")
+        made: dict[str, int | bool] = {name: int(value) for name, value in start.items()}
+        made |= {"sq_entries": int(entries), "multishot_recv": bool(multishot_recv)}
+        super().__init__(policy, made, settings)
 
     # -- what clients do ------------------------------------------------------------------------
 
@@ -266,13 +208,4 @@ class Script(Handle):
 
     def output(self, slot: int) -> bytes:
         """Everything that the connection's socket has taken since accept."""
-        ffi, _ = native()
-        buffer = ffi.new("uint8_t[]", _OUTPUT_BYTES)
-        pieces: list[bytes] = []
-        at = 0
-        while True:
-            copied = self._call("output", _slot(slot), buffer, at, _OUTPUT_BYTES)
-            if copied == 0:
-                return b"".join(pieces)
-            pieces.append(bytes(ffi.buffer(buffer, copied)))
-            at += copied
+        return self._output(_slot(slot))

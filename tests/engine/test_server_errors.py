@@ -166,6 +166,31 @@ def test_a_bad_set_changes_nothing() -> None:
             server.sample_rate(5000)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Script, {"response_size": 5, "handler_ms": -1}),
+        (Script, {"response_size": 5, "held": "dropped"}),
+        (Script, {"response_size": 5, "policy": "no"}),
+        (Script, {"response_size": 5, "sq_entries": 2}),
+        (RelayScript, {"so_sndbuf": 5, "client_timeout_ms": -1}),
+        (RelayScript, {"so_sndbuf": 5, "recv_behind": "maybe"}),
+        (RelayScript, {"so_sndbuf": 5, "policy": "no"}),
+        (RelayScript, {"so_sndbuf": 5, "pipe_size": 2}),
+    ],
+)
+def test_a_bad_set_changes_nothing_of_a_script(
+    kind: type[Script] | type[RelayScript], given: dict[str, Any]
+) -> None:
+    script = kind()
+    settings, policy = script.settings, script.policy
+    with pytest.raises(UsageError) as caught:
+        script.set(**given)
+    one_line(caught.value)
+    assert script.settings == settings
+    assert script.policy == policy
+
+
 @needs_ring
 def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
