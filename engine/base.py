@@ -243,8 +243,9 @@ class Engine(Configured):
         """The samples since the last call, up to now, oldest first, shape (n,).
 
         A loop takes its own at each tick, natively; one that sleeps has none to take, and its
-        figures are repeated for the ticks it slept through (the process's CPU between two
-        readings is a straight line). So sampling wakes no thread.
+        figures are repeated for the ticks it slept through. So sampling wakes no thread. Nobody
+        else reads the process's CPU meanwhile: between two readings, which every :meth:`sample`,
+        :meth:`counters` and :meth:`samples` is, it is a straight line.
 
         Of the layout's ``sample_dtype``; ``counters.flatten_array`` makes the flat table.
         """

@@ -308,6 +308,33 @@ def test_a_dark_window_streams_nothing_and_catches_up(server: RingServer) -> Non
     complete(feed)
 
 
+def test_the_process_in_a_dark_window_is_read_as_it_goes() -> None:
+    """What it used while the loop slept is not one straight line over the whole window."""
+    try:
+        server = RingServer("tickless", max_connections=64).start()
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    with server:
+        feed, _, _ = feeding(server)
+        try:
+            with feed.dark():
+                time.sleep(1.5)
+                busy = time.monotonic_ns()
+                while time.monotonic_ns() - busy < 1_500 * MS:
+                    pass
+                time.sleep(1.5)
+            time.sleep(0.3)
+        finally:
+            assert feed.close()
+
+    def used(from_ms: int, to_ms: int) -> int:
+        samples = feed.samples.since(busy + from_ms * MS, busy + to_ms * MS)
+        return int(samples["process_cpu_ns"][-1]) - int(samples["process_cpu_ns"][0])
+
+    before, burning, after = used(-1_400, -600), used(600, 1_400), used(2_100, 2_900)
+    assert max(before, after) < burning / 2, (before, burning, after)
+
+
 def test_nothing_is_sent_when_nothing_changes_or_nobody_looks() -> None:
     try:
         server = RingServer("tickless", max_connections=64).start()
