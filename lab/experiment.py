@@ -9,7 +9,7 @@ verdicts, the budgets, the run folder, and that an interruption loses nothing th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -302,16 +302,14 @@ class Experiment:
     ) -> list[Setting]:
         """Every repetition to make, in its order: each round does all arms once.
 
-        ``policies`` selects among those of each arm; one that no arm lists (such as
-        ``shipped+membership=leave``, or a Policy class of your own) is taken for all of them.
+        ``policies`` selects among those of each arm; one that none of these arms lists (such as
+        ``shipped+membership=leave``, or a Policy class of your own) is taken for all of them: who
+        names an arm and a policy has that pair.
         """
         chosen = [self.arm(name) for name in dict.fromkeys(arms)] or list(self.arms)
         asked = list(dict.fromkeys(policies))
-        pairs = [(arm, each) for arm in chosen for each in self._policies(arm, asked)]
-        if not pairs:
-            listed = "; ".join(f"{arm.name}: {', '.join(arm.policies)}" for arm in chosen)
-            names = ", ".join(map(str, asked))
-            raise UsageError(f"no arm is run under {names}; policies are {listed}")
+        listed = {policy for arm in chosen for policy in arm.policies}
+        pairs = [(arm, each) for arm in chosen for each in self._policies(arm, asked, listed)]
         return [
             Setting(arm, policy, number, values, rule)
             for number in range(repeat)
@@ -366,14 +364,15 @@ class Experiment:
                 "in order (ORDER: all there, but not)."
                 + ("\n! in front of a state: see below." if outcome.not_shown else ""))
 
-    def _policies(self, arm: Arm, asked: Sequence[Any]) -> list[tuple[str, Any]]:
+    def _policies(
+        self, arm: Arm, asked: Sequence[Any], listed: Collection[str]
+    ) -> list[tuple[str, Any]]:
         """Name and, for one of the caller's own, the policy itself."""
         if not asked:
             return [(policy, None) for policy in arm.policies]
         from engine import resolve as of_the_ring
 
         resolve = self.policies or of_the_ring
-        listed = {policy for each in self.arms for policy in each.policies}
         found = [resolve(policy) for policy in asked]
         return [
             (each.name, each if each.custom is not None else None)
@@ -434,6 +433,7 @@ class Experiment:
         budget = None if arm.moves else self.budgets.get(policy)
         over = budget.broken_by(windows[IDLE], windows[arm.window]) if budget else []
         delivered = _delivered(group)
+        broken = _broken(over, delivered, promises) if budget else []
         in_flight = _all([one.send_in_flight for one in group])
         evidence = self.evidence(group)
         remarks = [verdict.reason, *evidence.get("remarks", ())]
@@ -451,8 +451,8 @@ class Experiment:
             **promises,
             "send_in_flight": in_flight,
             "budget": budget.to_dict() if budget else None,
-            "within_budget": not over if budget else None,
-            "broken": _broken(over, delivered, promises) if budget else [],
+            "within_budget": not broken if budget else None,
+            "broken": broken,
             "not_shown": ([] if evidence.get("shown") else
                           _not_shown(verdict, in_flight, evidence.get("troubles", ()))),
             "repetitions": len(group),

@@ -71,6 +71,7 @@ def judge(
         _too_short(pair)
         or _rate_spin(pair, polls_by_design)
         or _by_design(pair, polls_by_design)
+        or _sleepless(pair)
         or _noisy(pair)
         or _queue_spin(pair)
         or _between(pair)
@@ -190,6 +191,18 @@ def _by_design(pair: _Pair, by_design: bool) -> Verdict | None:
     return None
 
 
+def _sleepless(pair: _Pair) -> Verdict | None:
+    """A loop that goes round for nothing and never sleeps, however often it wakes when idle."""
+    stalled = pair.stalled
+    if pair.more_wasted is None or not pair.counted:
+        return None
+    fruitless = pair.more_wasted >= max(SPIN_PER_S, FRUITLESS * pair.wakes(stalled))
+    sleeps = not _sleeps_less(pair)
+    if not fruitless or sleeps or stalled.on_queue_fraction < FULL_ON_QUEUE:
+        return None
+    return Verdict("spins", "nearly every turn of its wait is for nothing, and it never sleeps")
+
+
 def _noisy(pair: _Pair) -> Verdict | None:
     if _calm(pair) and pair.idle.on_queue_fraction < NOISY_ON_QUEUE:
         return None
@@ -211,17 +224,21 @@ def _queue_spin(pair: _Pair) -> Verdict | None:
     """
     if pair.more_on_queue < BUSY_ON_QUEUE:
         return None
-    stalled, idle = pair.stalled, pair.idle
-    sleeps_less = stalled.voluntary_switches_per_s <= max(
-        TICKLESS_PER_S, 0.5 * idle.voluntary_switches_per_s)
+    stalled = pair.stalled
     if stalled.on_queue_fraction >= FULL_ON_QUEUE and (
-        sleeps_less or pair.running >= BUSY_ON_QUEUE
+        _sleeps_less(pair) or pair.running >= BUSY_ON_QUEUE
     ):
         return Verdict("spins", "it never leaves the run queue, though nothing can move")
     crowded = stalled.run_queue_wait_fraction >= 0.5 * stalled.on_queue_fraction
     why = "neighbours held the CPU" if crowded else "it worked for part of the time"
     return Verdict("undecided", f"it was on a run queue for longer than idle without waking more "
                                 f"often: {why}; measure again with quiet neighbours")
+
+
+def _sleeps_less(pair: _Pair) -> bool:
+    """Whether a loop goes to sleep at most half as often as when idle."""
+    return pair.stalled.voluntary_switches_per_s <= max(
+        TICKLESS_PER_S, 0.5 * pair.idle.voluntary_switches_per_s)
 
 
 def _between(pair: _Pair) -> Verdict | None:

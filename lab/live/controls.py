@@ -104,16 +104,9 @@ def policy_specs(
 
 
 def as_parameters(values: Mapping[str, Value], known: Parameters) -> dict[str, Value]:
-    """Of the panel's values those that the experiment has and allows as they are."""
-    out: dict[str, Value] = {}
-    for name, value in values.items():
-        if name not in known:
-            continue
-        one = known[name]
-        if one.low is not None and isinstance(value, (int, float)) and value < one.low:
-            continue  # a depth of one, a handler that takes no time: not of an arm that needs them
-        out[name] = one.check(value)
-    return out
+    """Of the panel's values those that the experiment has; UsageError for one that it refuses, as
+    the panel's own ranges are wider."""
+    return {name: known[name].check(value) for name, value in values.items() if name in known}
 
 
 def command_line(

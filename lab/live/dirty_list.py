@@ -156,6 +156,8 @@ def left_out(values: Mapping[str, Value], arm: str) -> dict[str, str]:
     if arm != _HELD:
         ms = int(values["handler_ms"])
         out["handler_ms"] = f"handler time of {ms} ms" if ms else ""
+    if int(values["depth"]) == 1:  # what no arm but the pipelined one looks at
+        out["depth"] = ""
     return out
 
 

@@ -63,9 +63,8 @@ def plan(
         raise UsageError(f"policy {policy.name} is written in Python, which a run's parameters "
                          "cannot name: choose a named one to measure")
     passed_over = case.left_out(values, arm)
-    given = as_parameters(values, experiment.parameters)
-    for name in passed_over:
-        given.pop(name, None)
+    given = as_parameters({name: value for name, value in values.items()
+                           if name not in passed_over}, experiment.parameters)
     # All of them, so that what is copied repeats the run whatever stands where it is pasted.
     parameters = experiment.parameters.resolve(
         {**given, **case.fixed, "seconds": seconds, "repetitions": 1})

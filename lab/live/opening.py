@@ -17,8 +17,6 @@ def show(what: Engine | str | None = None, **options: Any) -> Any:
     and None returned, so that the same notebook serves both. Where io_uring is not allowed, says so
     in one line and returns the stepper, which needs none.
     """
-    if is_batch():
-        return None
     from lab.live.case import case_for
     from lab.live.panel import LivePanel
 
@@ -26,6 +24,8 @@ def show(what: Engine | str | None = None, **options: Any) -> Any:
     if isinstance(what, str):
         options["experiment"] = what
     described = case_for(engine, options.get("experiment"))
+    if is_batch():
+        return None
     try:
         return LivePanel(engine, **options)
     except MachineError as error:

@@ -206,7 +206,7 @@ class RingDriver(Driver):
 
     def line(self, now: RingSeen, which: int = 0) -> str:
         """As the founding report's fixture prints it: sending, write_buf, listed, and the timeout
-        that a list of this length means."""
+        that the newest wait was given (the fixture knows no other than zero)."""
         open_ones = {conn.slot: conn for conn in now.connections}
         if which not in list(open_ones):
             raise UsageError(_none_such(which, list(open_ones)))

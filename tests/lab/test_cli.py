@@ -61,7 +61,6 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["run", "dirty-list", "-p", "rcvbuf=4x"], "bytes (suffixes: k, M, G, KiB, MiB, GiB)"),
         (["run", "dirty-list", "--arm", "asinc"], "unknown arm 'asinc'; choose from: async,"),
         (["run", "dirty-list", "--policy", "fxied"], "unknown policy 'fxied'; choose from: fixed,"),
-        (["run", "dirty-list", "--arm", "sync", "--policy", "held-listed"], "no arm is run under"),
         (["run", "dirty-list", "--repeat", "0"], "--repeat"),
         (["serve", "--port", "99999"], "port=99999 is not allowed: give 0 to 65,535"),
         (["serve", "--preset", "fixd"], "unknown policy 'fixd'; choose from: fixed"),

@@ -90,7 +90,7 @@ def test_repetitions_are_merged_judged_and_kept(tmp_path: Path) -> None:
 
 def test_quiet_without_every_byte_breaks_the_promise(tmp_path: Path) -> None:
     outcome = NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
-    assert outcome.arms[0]["within_budget"] is True
+    assert outcome.arms[0]["within_budget"] is False
     assert outcome.broken == ["odd under fixed: one is missing"]
 
 
@@ -165,11 +165,20 @@ def test_a_result_that_the_store_does_not_take_is_handed_back(
     assert caught.value.outcome.arms[0]["arm"] == "odd"
 
 
+def test_who_names_an_arm_and_a_policy_has_that_pair() -> None:
+    """Also where only another arm lists the policy; without an arm named, those that list it."""
+    def pairs(arms: list[str], policies: list[str]) -> list[tuple[str, str]]:
+        return [(one.arm.name, one.policy) for one in NOTHING.settings({}, arms, policies)]
+
+    assert pairs(["odd"], ["shipped"]) == [("odd", "shipped")]
+    assert pairs(["odd", "even"], ["shipped"]) == [("even", "shipped")]
+    assert pairs([], ["shipped"]) == [("even", "shipped"), ("broken", "shipped")]
+    assert pairs([], ["tickless"]) == [(name, "tickless") for name in ("even", "odd", "broken")]
+
+
 def test_names_are_checked_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown arm 'evne'; choose from: even"):
         NOTHING.run(arms=["evne"], store=RunStore(tmp_path))
-    with pytest.raises(UsageError, match="no arm is run under shipped; policies are odd: fixed"):
-        NOTHING.run(arms=["odd"], policies=["shipped"], store=RunStore(tmp_path))
     with pytest.raises(UsageError, match="unknown experiment 'x'"):
         experiments.load("x")
     assert list(tmp_path.iterdir()) == []

@@ -404,7 +404,12 @@ def test_a_cell_that_is_run_again_replaces_its_panel(monkeypatch: pytest.MonkeyP
 def test_in_a_batch_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(mode.BATCH, "1")
     assert lab.live() is None
+    assert lab.live("splice") is None
     assert ours() == []
+    with pytest.raises(UsageError, match="splise"):
+        lab.live("splise")
+    with pytest.raises(UsageError, match="not a int"):
+        lab.live(3)  # type: ignore[arg-type]
 
 
 # ---- what is copied -----------------------------------------------------------------------------
@@ -468,6 +473,23 @@ def test_what_is_copied_is_what_was_measured(panel: LivePanel, project: Path) ->
     copied, measured_so = repeated(panel, project)
     assert measured_so["seconds"] == 0.4 != CASE.parameters["seconds"].default
     assert copied == [measured_so, measured_so]
+
+
+def test_what_the_run_would_not_take_is_not_measured_as_something_else() -> None:
+    """The panel's range is the engine's; a run that took its default instead would be another."""
+    values = {name: control.parameter.default
+              for name, control in LIVE.controls(CASE.parameters).items()}
+    from engine import resolve
+
+    held = resolve("held-listed")
+    with pytest.raises(UsageError, match="handler_ms=300 is not allowed: give 600 to 60,000 ms"):
+        measured.plan(LIVE, {**values, "handler_ms": 300}, held, False, "held-completion", 1.0)
+    plan = measured.plan(LIVE, {**values, "handler_ms": 700}, held, False, "held-completion", 1.0)
+    assert plan.parameters["handler_ms"] == 700
+    plan = measured.plan(LIVE, {**values, "handler_ms": 300}, resolve("fixed"), False, "async", 1.0)
+    assert "handler time of 300 ms" in plan.notes
+    with pytest.raises(UsageError, match="response_size=0 is not allowed"):
+        measured.plan(LIVE, {**values, "response_size": 0}, held, False, "", 1.0)
 
 
 def test_what_is_no_arm_of_the_case_is_not_measured_as_one() -> None:

@@ -55,6 +55,12 @@ EXAMPLES = {
         FOREIGN, window(None, 0.99, switches=0, queued=0.9), NOT_TESTED, "spins"),
     "foreign tickless server, full spin": (
         window(None, 0, switches=0), window(None, 0.97, switches=0), NOT_TESTED, "spins"),
+    "full spin of a loop that idles at 10,000 a second": (
+        window(10_000, 0.3, wasted=10_000), window(40_703, 1.0, switches=0, wasted=40_703), YES,
+        "spins"),
+    "idles at 10,000 a second, and still sleeps": (
+        window(10_000, 0.3, wasted=10_000), window(10_000, 0.95, wasted=10_000, queued=0.7), YES,
+        "undecided"),
     "idles at 40 a second": (IDLE, IDLE, YES, "quiet"),
     "idles at 40 a second, not tested": (IDLE, IDLE, NOT_TESTED, "quiet"),
     "idles at 1,000 a second": (window(1000, 0.05), window(1010, 0.05), YES, "quiet"),
