@@ -7,6 +7,7 @@ parameters that it came from.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -232,9 +233,11 @@ class RunStore:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _refusal(self, error: OSError, needed: int) -> str:
-        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; it needs "
-                f"{_size(needed)}{_free(self.root)}; make room or set {ROOT_VARIABLE} to another "
-                "folder (nothing was written)")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = f"it needs {_size(needed)}{_free(self.root)}; make room or " if full else ""
+        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; {room}set "
+                f"{ROOT_VARIABLE} to {'another' if full else 'a'} folder that can be written "
+                "(nothing was written)")
 
 
 RunInfos = list[RunInfo]

@@ -278,8 +278,11 @@ def test_any_refusal_of_the_disk(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(runs, step, refuse)
-    with pytest.raises(MachineError, match=os.strerror(number)):
+    with pytest.raises(MachineError, match=os.strerror(number)) as caught:
         store.write(run_of(), SAMPLES)
+    full = number in (errno.ENOSPC, errno.EDQUOT)
+    assert ("make room" in str(caught.value)) is full
+    assert "set RINGLAB_RUNS to" in str(caught.value)
     assert names_in(store.root) == []
 
 
