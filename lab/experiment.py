@@ -339,6 +339,7 @@ class Experiment:
         settings = self.settings(values, arms, policies, int(values["repetitions"]))
         work, done = Work(len(settings), "repetitions"), list[Repetition]()
         keep = store or RunStore()
+        keep.ready()
 
         def finish(reason: str | None, further: Mapping[str, Any] | None = None) -> Outcome | None:
             return self._finish(done, values, keep, reason, further) if done else None

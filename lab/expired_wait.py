@@ -97,6 +97,7 @@ class WaitCosts:
         plan = self.plan(values, list(arms), list(policies), int(values["repetitions"]))
         plan.cases()
         telling, keep = progress or choose(), store or RunStore()
+        keep.ready()
         with napi.if_needed(plan.napi_us) as (socket, lacking):
             result = waits.run(plan, socket=socket, progress=telling)
         result.absent += lacking

@@ -127,6 +127,19 @@ class RunStore:
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
 
+    def ready(self) -> None:
+        """MachineError where no run could be stored, which is better known before it is measured.
+
+        The disk may still refuse afterwards.
+        """
+        trial = self.root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            trial.mkdir()
+            trial.rmdir()
+        except OSError as error:
+            raise MachineError(self._refusal(error, 0)) from error
+
     def write(self, run: Mapping[str, Any], samples: np.ndarray | None = None) -> Path:
         """Store a run and return its folder, whose name completes it (the caller's is not changed).
 
@@ -234,8 +247,9 @@ class RunStore:
 
     def _refusal(self, error: OSError, needed: int) -> str:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = f"it needs {_size(needed)}{_free(self.root)}; make room or " if full else ""
-        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; {room}set "
+        needs = f"it needs {_size(needed)}{_free(self.root)}; " if full and needed else ""
+        room = "make room or " if full else ""
+        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; {needs}{room}set "
                 f"{ROOT_VARIABLE} to {'another' if full else 'a'} folder that can be written "
                 "(nothing was written)")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import UsageError
+from engine.errors import MachineError, UsageError
 from lab import experiment as experiments
 from lab import splice_findings
 from lab.clients import ClientError
@@ -134,21 +136,43 @@ def test_a_fault_of_our_own_keeps_it_too_and_says_where(tmp_path: Path) -> None:
     assert str(kept.path) in caught.value.__notes__[0]
 
 
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes no file any more."""
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lab.runs._write_durably", refuse)
+
+
+@pytest.mark.usefixtures("full")
 def test_an_error_and_a_store_that_refuses_are_both_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(NotStored) as caught:
-        NOTHING.run(arms=["even", "broken"], policies=["shipped"],
-                    store=RunStore(tmp_path / "file" / "runs"))
+        NOTHING.run(arms=["even", "broken"], policies=["shipped"], store=RunStore(tmp_path))
     assert caught.value.outcome.arms[0]["arm"] == "even"
     assert caught.value.__notes__ == ["the run was ended by an error: the client fell over"]
 
 
+@pytest.mark.usefixtures("full")
 def test_a_store_that_refuses_hands_the_result_back(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(NotStored, match="cannot store the run") as caught:
-        NOTHING.run(arms=["odd"], store=RunStore(tmp_path / "file" / "runs"))
+        NOTHING.run(arms=["odd"], store=RunStore(tmp_path))
     assert caught.value.outcome.arms[0]["arm"] == "odd"
     assert caught.value.outcome.path is None
+
+
+def test_a_store_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    measured: list[Setting] = []
+
+    def watch(setting: Setting) -> Repetition:
+        measured.append(setting)
+        return measure_nothing(setting)
+
+    watched = replace(NOTHING, repetition=watch)
+    with pytest.raises(MachineError, match="Not a directory; set RINGLAB_RUNS to a folder that"):
+        watched.run(arms=["odd"], store=RunStore(tmp_path / "file" / "runs"))
+    assert not measured
 
 
 def test_a_result_that_the_store_does_not_take_is_handed_back(
