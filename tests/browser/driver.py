@@ -110,9 +110,30 @@ class Driver:
         return box
 
     def says(self, words: str, seconds: float = 60) -> None:
-        self.page.wait_for_function(
-            "([root, words]) => document.querySelector(`${root} .rl-message`)"
-            ".textContent.includes(words)", arg=[PANEL, words], timeout=seconds * 1e3)
+        from playwright.sync_api import TimeoutError as TooLong
+
+        try:
+            self.page.wait_for_function(
+                "([root, words]) => document.querySelector(`${root} .rl-message`)"
+                ".textContent.includes(words)", arg=[PANEL, words], timeout=seconds * 1e3)
+        except TooLong:
+            said = self.page.inner_text(f"{PANEL} .rl-message")
+            raise AssertionError(f"not told {words!r} in {seconds:.0f} s but {said!r}") from None
+
+    def measures(self, pair: str, state: str, seconds: float = 60) -> None:
+        """Presses "measure"; again, as an undecided run asks for, while neighbours are too loud."""
+        said = ""
+        for _ in range(3):
+            self.press(action="measure")
+            if said:  # of the run before; this one says first that it measures
+                self.page.wait_for_function(
+                    "([root, words]) => document.querySelector(`${root} .rl-message`)"
+                    ".textContent !== words", arg=[PANEL, said])
+            self.says(f"measured {pair}: ", seconds)
+            said = self.page.inner_text(f"{PANEL} .rl-message")
+            if f"measured {pair}: undecided" not in said:
+                break
+        assert f"measured {pair}: {state}" in said
 
     def newest(self, column: str) -> float:
         return float(self.page.evaluate(NEWEST, column) or 0)
