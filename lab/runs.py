@@ -249,9 +249,9 @@ class RunStore:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         needs = f"it needs {_size(needed)}{_free(self.root)}; " if full and needed else ""
         room = "make room or " if full else ""
-        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; {needs}{room}set "
-                f"{ROOT_VARIABLE} to {'another' if full else 'a'} folder that can be written "
-                "(nothing was written)")
+        return (f"cannot store the run in {shown_path(self.root)}: {_why(error)}; {needs}{room}"
+                f"give {'another' if full else 'a'} folder that can be written (--out, or "
+                f"{ROOT_VARIABLE}); nothing was written")
 
 
 RunInfos = list[RunInfo]

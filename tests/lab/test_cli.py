@@ -263,16 +263,28 @@ def test_a_state_that_stays_undecided_fails_the_check(
 
 
 def test_a_disk_that_refuses_costs_no_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lab.runs._write_durably", full)
     code = cli.main(["run", "dirty-list", "--arm", "sync", "--policy", "tickless", *FAST,
-                     "--out", str(blocked / "runs"), "--json"])
+                     "--out", str(tmp_path / "runs"), "--json"])
     out, err = capsys.readouterr()
     assert code == cli.ERROR
     assert json.loads(out)["arms"][0]["arm"] == "sync"
     assert err.startswith("ringlab: cannot store the run")
+    assert "; it needs " in err
+
+
+@pytest.mark.parametrize("case", ["dirty-list", "splice", "expired-wait"])
+def test_a_store_that_cannot_be_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    said = refused(capsys, "run", case, "--out", str(tmp_path / "file" / "runs"))
+    assert "Not a directory; give a folder that can be written (--out, or RINGLAB_RUNS)" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

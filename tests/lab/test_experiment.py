@@ -170,7 +170,7 @@ def test_a_store_that_cannot_be_is_refused_before_anything_is_measured(tmp_path:
         return measure_nothing(setting)
 
     watched = replace(NOTHING, repetition=watch)
-    with pytest.raises(MachineError, match="Not a directory; set RINGLAB_RUNS to a folder that"):
+    with pytest.raises(MachineError, match="Not a directory; give a folder that can"):
         watched.run(arms=["odd"], store=RunStore(tmp_path / "file" / "runs"))
     assert not measured
 

@@ -282,7 +282,7 @@ def test_any_refusal_of_the_disk(
         store.write(run_of(), SAMPLES)
     full = number in (errno.ENOSPC, errno.EDQUOT)
     assert ("make room" in str(caught.value)) is full
-    assert "set RINGLAB_RUNS to" in str(caught.value)
+    assert "(--out, or RINGLAB_RUNS)" in str(caught.value)
     assert names_in(store.root) == []
 
 
