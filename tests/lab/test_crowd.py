@@ -218,8 +218,15 @@ def passes_per_cpu_ms(crowd: Stalled) -> float:
 
 
 @pytest.mark.usefixtures("_ring")
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "fewer_fit"),
+    [
+        # 500 looks of a nanosecond or two are lost in a pass of 18 us: counted, not timed.
+        (500, 1),
+        pytest.param(10_000, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int, fewer_fit: int) -> None:
     need_descriptors(count)
     with server_for("shipped", count) as server:
         few, many = stall_many(server, 2), stall_many(server, count)
@@ -227,4 +234,5 @@ def test_as_shipped_every_pass_looks_at_every_stalled_client(count: int) -> None
     assert many.window.on_queue_fraction > 0.9
     assert few.looked_at == pytest.approx(2, abs=0.1)
     assert many.looked_at == pytest.approx(count, rel=0.1), "the pass grows with the list"
-    assert passes_per_cpu_ms(many) < passes_per_cpu_ms(few), "so fewer fit in the same CPU time"
+    if fewer_fit > 1:
+        assert passes_per_cpu_ms(many) * fewer_fit < passes_per_cpu_ms(few), "so fewer fit in it"
