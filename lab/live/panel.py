@@ -28,7 +28,7 @@ from lab.live.opening import replaced, this_cell
 from lab.live.party import Party, brief
 from lab.live.series import span_figures
 from lab.live.state import LiveJudge, Now
-from lab.live.stream import View, Watch
+from lab.live.stream import View, Watch, heard
 from lab.parameters import Parameter, Value
 from lab.runs import Run, RunStore
 
@@ -280,12 +280,12 @@ class LivePanel:
         elif kind in ("seen", "here", "hidden", "bye"):
             if self.watch.report(str(kind), str(message.get("view")),
                                  int(message.get("count", 0)), bool(message.get("sight"))):
-                self.desk.put(lambda: self._introduce(False))
+                self.desk.put(lambda: self._introduce(False, message))
         elif self.state != "open":
             return
         elif kind == "set":
-            name, value = str(message.get("name")), message.get("value")
-            self.desk.put(lambda: self._set_from_page(name, value), key=f"set {name}")
+            self.desk.put(lambda: self._set_from_page(message),
+                          key=f"set {message.get('name')} {message.get('view')}")
         elif kind == "do" and message.get("action") in self.actions():
             self._do_from_page(str(message["action"]), message)
         elif kind == "pause":
@@ -303,11 +303,13 @@ class LivePanel:
         if self.state == "resting":
             threading.Thread(target=self._resume, name="ringlab-resume", daemon=True).start()
         if self.state == "open":
-            self.desk.put(lambda: self._introduce(setup))
+            self.desk.put(lambda: self._introduce(setup, message))
 
-    def _introduce(self, setup: bool) -> None:
+    def _introduce(self, setup: bool, asked_by: Mapping[str, Any] | None = None) -> None:
         if setup:
             self._post_setup()
+        if asked_by is not None:
+            self.board.tell(heard=heard(asked_by))
         self.board.tell_all()
         self.feed.send_history()
 
@@ -338,14 +340,16 @@ class LivePanel:
                           [*self.controls, POLICY, *self.case.decision_names()])
         return self.controls[name]
 
-    def _set_from_page(self, name: str, value: object) -> None:
+    def _set_from_page(self, message: Mapping[str, Any]) -> None:
+        name = str(message.get("name"))
         refused = dict(self.board["refused"] or {})
         refused.pop(name, None)
         try:
-            self._set(name, value)
+            self._set(name, message.get("value"))
         except RinglabError as error:
             refused[name] = brief(error)
-        self.board.tell(refused=refused, values=dict(self.values), policy=self._policy_facts())
+        self.board.tell(refused=refused, values=dict(self.values), policy=self._policy_facts(),
+                        heard=heard(message))
 
     def _do_from_page(self, action: str, message: Mapping[str, Any]) -> None:
         refused = {name: text for name, text in (self.board["refused"] or {}).items()

@@ -13,7 +13,7 @@ from engine.errors import RinglabError, UsageError
 from lab import palette
 from lab.automaton import Automaton
 from lab.live.party import brief
-from lab.live.stream import View
+from lab.live.stream import View, heard
 
 if TYPE_CHECKING:
     from lab.live.stepper import Stepper
@@ -26,6 +26,7 @@ class Page:
         self._stepper = stepper
         self._lock = threading.RLock()
         self._message = ""
+        self._heard: dict[str, Any] | None = None
         self.view = View("stepper", self._received)
 
     def bundle(self, **options: Any) -> Any:
@@ -44,14 +45,14 @@ class Page:
             "policy": {"name": stepper.policy, "specs": driver.policy_specs()},
             "controls": driver.controls(), "options": driver.options(now),
             "fixtures": [[name, what] for name, what in driver.fixtures.items()],
-            "message": self._message, "condition": now.condition,
+            "message": self._message, "condition": now.condition, "heard": self._heard,
         }})
 
     def _received(self, message: dict[str, Any]) -> None:
         if message.get("kind") not in ("hello", "do", "set", "go"):
             return
         with self._lock:
-            self._message = ""
+            self._message, self._heard = "", heard(message)
             try:
                 self._do(message)
             except (RinglabError, ValueError, KeyError, TypeError) as error:

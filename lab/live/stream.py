@@ -34,6 +34,14 @@ def _parts(*names: str) -> str:
     return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
+def heard(message: Message) -> dict[str, Any]:
+    """Which message of which page is known to whatever is told with it.
+
+    A page passes over what was said before its newest wish was known.
+    """
+    return {"view": str(message.get("view")), "count": int(message.get("count", 0))}
+
+
 class View(anywidget.AnyWidget):
     """The browser's half: which of the two pages it shows is ``page`` (``panel``, ``stepper``).
 

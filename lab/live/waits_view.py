@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import RinglabError, UsageError
 from engine.waits import FLAG_NAMES, Case, Figures, measure, tracing, way, ways
-from lab.live.stream import View, Watch, _parts
+from lab.live.stream import View, Watch, _parts, heard
 from lab.mode import is_batch
 from lab.wait_commands import figure
 from lab.waits import BASE, RING_WAIT, TIMEOUTS, label
@@ -44,6 +44,7 @@ class WaitsView:
         self._base_us: float | None = None
         self._count = 0
         self._message = ""
+        self._heard: dict[str, Any] | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.watch = Watch()
@@ -91,9 +92,10 @@ class WaitsView:
         """What the page shows."""
         with self._lock:
             case, taken, base = self._case, list(self._taken), self._base_us
+            known = self._heard
         chosen = way(case.way)
         return {
-            "controls": _controls(case), "what": f"{case.way}: {chosen.what}.",
+            "heard": known, "controls": _controls(case), "what": f"{case.way}: {chosen.what}.",
             "message": self._message, "taken": self._count, "most": KEPT,
             "us": [each.us_p50 for each in taken],
             "switches": [each.voluntary_switches for each in taken],
@@ -124,6 +126,8 @@ class WaitsView:
                 self._message = ""
             except (RinglabError, ValueError) as error:
                 self._message = str(error)
+        with self._lock:
+            self._heard = heard(message)
         self.tell()
 
     def tell(self) -> None:

@@ -29,6 +29,32 @@ RANGE = """
 }
 """
 SMALL_NOTEBOOK = ["import lab\npanel = lab.live(seconds=0.4)\npanel", "lab.Stepper()"]
+# A kernel that takes its time over every control.
+SLOW_NOTEBOOK = ["""import time
+import lab
+panel = lab.live(policy="shipped")
+set_at_once = panel._set
+def set_late(name, value):
+    time.sleep(0.7)
+    set_at_once(name, value)
+panel._set = set_late
+panel"""]
+# Where controls are, whenever the page is drawn, each place once.
+PLACES = """
+(root) => {
+  const find = name => document.querySelector(`${root} :is(input[type=range], select)` +
+    `[data-name="${name}"]`);
+  window.places = [];
+  const look = () => {
+    const now = ['rcvbuf', 'membership'].map(name => find(name).value).join(' ');
+    if (window.places.at(-1) !== now) {
+      window.places.push(now);
+    }
+    requestAnimationFrame(look);
+  };
+  look();
+}
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,6 +196,39 @@ def test_every_kind_of_control_changes_what_is_plotted(
     chosen(panel, "policy", "tickless")
     panel.plot_shows("iterations", lambda rate: rate < 2)
     assert panel.page.errors == []
+
+
+def test_a_late_kernel_moves_no_control_back(
+    open_notebook: Any, jupyterlab: Lab, pictures: Path
+) -> None:
+    write_notebook(jupyterlab.root / "slow.ipynb", SLOW_NOTEBOOK)
+    page = open_notebook("slow.ipynb")
+    run_all(page)
+    panel = Driver(page, pictures).ready()
+    moved_by_keys(panel, "rcvbuf", 0.0)
+    page.wait_for_timeout(2500)
+    page.evaluate(PLACES, PANEL)
+    panel.slider("rcvbuf").focus()
+    for pause in (100, 100, 900, 100):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(pause)
+    panel.choice("membership").select_option("leave")
+    page.wait_for_timeout(200)
+    panel.choice("membership").select_option("eager")
+    page.wait_for_timeout(3500)
+    assert page.evaluate("window.places") == [
+        "0 listed", "1 listed", "2 listed", "3 listed", "4 listed", "4 leave", "4 eager"]
+    # What is refused is put back, as soon as it is known to be.
+    panel.choice("idle").select_option("tickless")
+    page.wait_for_selector(f'{PANEL} .rl-refused:has-text("no sense together")')
+    assert panel.choice("idle").input_value() != "tickless"
+    # Words that are not finished stay while others are told.
+    panel.field("response_size").fill("12")
+    panel.slider("rcvbuf").evaluate("e => { e.value = 0; e.dispatchEvent(new Event('input')); }")
+    page.wait_for_timeout(1500)
+    assert panel.field("response_size").input_value() == "12"
+    assert page.errors == []
+    leave(page)
 
 
 def test_numbers_are_typed_too(panel: Driver) -> None:

@@ -146,6 +146,15 @@ def test_a_wrong_value_is_refused_and_changes_nothing(
     assert panel.server.policy == policy
 
 
+@pytest.mark.parametrize("value", [6.0, "soon"])
+def test_a_page_is_told_which_of_its_wishes_is_known(panel: LivePanel, value: Any) -> None:
+    panel._received({"kind": "set", "name": "wait_cap_ms", "value": value, "view": "v", "count": 7})
+    assert wait_until(lambda: panel.board["heard"] == {"view": "v", "count": 7})
+    assert (panel.values["wait_cap_ms"] == value) or panel.board["refused"]["wait_cap_ms"]
+    panel._received({"kind": "hello", "view": "w", "count": 2, "setup": False})
+    assert wait_until(lambda: panel.board["heard"] == {"view": "w", "count": 2})
+
+
 def test_a_control_reaches_the_engine_at_once(panel: LivePanel) -> None:
     slowest = 0.0
     for cap in (5.0, 10.0, 20.0, 25.0):

@@ -255,8 +255,9 @@ def test_the_page_does_what_its_buttons_say_and_refuses_in_one_line(stepper: Ste
         {"kind": "set", "name": "membership", "value": "perhaps"},
         {"kind": "go"},
     ):
-        page._received(wrong)
+        page._received({**wrong, "view": "v", "count": 9})
         assert told[-1]["message"], wrong
+        assert told[-1]["heard"] == {"view": "v", "count": 9}
         assert "\n" not in told[-1]["message"]
         assert told[-1]["at"] == 3
 

@@ -65,8 +65,9 @@ def test_what_there_is_not_is_refused_and_told(view: WaitsView, name: str, value
     before = view.case
     with pytest.raises((UsageError, ValueError)):
         view.set(name, value)
-    view._received({"kind": "set", "view": "v", "name": name, "value": value})
+    view._received({"kind": "set", "view": "v", "count": 3, "name": name, "value": value})
     assert view.facts()["message"]
+    assert view.facts()["heard"] == {"view": "v", "count": 3}
     assert view.case == before
 
 

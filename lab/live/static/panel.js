@@ -9,6 +9,7 @@ class PanelPage {
   constructor(model, root, send) {
     this.model = model;
     this.send = send;
+    this.wishes = new Wishes(root, send);
     this.controls = new Map();
     this.facts = {};
     this.root = root;
@@ -154,8 +155,6 @@ class PanelPage {
   }
 
   makeControls(message) {
-    const set = (name, value) => this.send({ kind: "set", name, value });
-    this.set = set;
     this.words = message.words;
     if (message.wide) {
       this.connections.classList.add("rl-wide");
@@ -165,7 +164,7 @@ class PanelPage {
     const numbers = el("fieldset", {}, el("legend", {}, message.words.settings));
     for (const spec of message.controls) {
       const control = spec.choices === undefined
-        ? new NumberControl(spec, set) : new ChoiceControl(spec, set);
+        ? new NumberControl(spec, this.wishes) : new ChoiceControl(spec, this.wishes);
       this.controls.set(spec.name, control);
       numbers.append(control.root);
     }
@@ -201,6 +200,8 @@ class PanelPage {
   }
 
   apply(facts) {
+    this.wishes.take(facts);
+    const answered = facts.heard !== undefined || facts.refused !== undefined;
     if (facts.strip !== undefined) {
       this.showStrip(facts.strip);
     }
@@ -210,13 +211,13 @@ class PanelPage {
       }
       this.size?.setAttribute("aria-invalid", String(facts.refused.size !== undefined));
     }
-    if (facts.values !== undefined || facts.refused !== undefined) {
+    if (facts.values !== undefined || answered) {
       for (const [name, value] of Object.entries(this.facts.values ?? {})) {
         this.controls.get(name)?.show(value);
       }
     }
     if (this.policies !== undefined && this.facts.policy !== undefined &&
-        (facts.policy !== undefined || facts.refused !== undefined)) {
+        (facts.policy !== undefined || answered)) {
       this.showPolicy(this.facts.policy);
     }
     if (facts.message) {
@@ -308,7 +309,7 @@ class PanelPage {
   showPolicy(policy) {
     if (this.policies.children.length === 1) {
       for (const spec of policy.specs) {
-        const control = new ChoiceControl(spec, this.set, (which) => {
+        const control = new ChoiceControl(spec, this.wishes, (which) => {
           this.what.textContent = which.what();
         });
         this.controls.set(spec.name, control);

@@ -68,11 +68,34 @@ function throttled(milliseconds, work) {
   };
 }
 
+// The wishes of one page: what is asked for goes out as a numbered message, and what the kernel says
+// comes with the number of the last one that it knew. However late that is, what it said before it
+// knew the newest wish is no news.
+class Wishes {
+  constructor(root, send) {
+    this.view = root.dataset.view;
+    this.send = send;
+    this.heard = 0;
+  }
+
+  set(name, value) {
+    return this.send({ kind: "set", name, value }) ?? 0;
+  }
+
+  take(facts) {
+    if (facts.heard?.view === this.view) {
+      this.heard = facts.heard.count;
+    }
+  }
+}
+
 // A number: a slider that steps through sensible values, and a field for exact ones.
 class NumberControl {
-  constructor(spec, set) {
+  constructor(spec, wishes) {
     this.spec = spec;
-    this.touchedAt = 0;
+    this.wishes = wishes;
+    this.asked = 0; // the message that asked for what is shown; none yet: Infinity
+    this.typing = false;
     const field = newId(spec.name);
     const note = newId("note");
     this.note = el("div", { id: note, class: "rl-refused", role: "alert" });
@@ -80,10 +103,12 @@ class NumberControl {
       type: "range", min: 0, max: spec.stops.length - 1, step: 1, class: "rl-slider",
       "aria-label": `${spec.label}, slider`, title: spec.help, "data-name": spec.name,
     });
-    const sent = throttled(80, (value) => set(spec.name, value));
+    const sent = throttled(80, (value) => {
+      this.asked = wishes.set(spec.name, value);
+    });
     this.slider.addEventListener("input", () => {
       const value = this.spec.stops[Number(this.slider.value)];
-      this.touchedAt = performance.now();
+      this.asked = Infinity;
       this.write(value);
       sent(value);
     });
@@ -91,7 +116,17 @@ class NumberControl {
       id: field, type: "text", class: "rl-number", inputmode: "decimal", autocomplete: "off",
       "aria-describedby": note, title: `${spec.allowed}. ${spec.help}`, "data-name": spec.name,
     });
-    this.text.addEventListener("change", () => set(spec.name, this.text.value));
+    this.text.addEventListener("input", () => {
+      this.typing = true;
+    });
+    this.text.addEventListener("change", () => {
+      this.typing = false;
+      this.asked = wishes.set(spec.name, this.text.value);
+    });
+    this.text.addEventListener("blur", () => {
+      this.typing = false;
+      this.show(this.known);
+    });
     this.root = el("div", { class: "rl-control" },
       el("div", { class: "rl-head" }, el("label", { for: field }, spec.label),
         el("small", {}, spec.effect)),
@@ -107,13 +142,14 @@ class NumberControl {
   }
 
   show(value) {
-    const busy = performance.now() - this.touchedAt < 400;
-    if (!busy) {
-      const distance = this.spec.stops.map((stop) => Math.abs(stop - value));
-      this.slider.value = String(distance.indexOf(Math.min(...distance)));
-      if (!this.refusedText) {
-        this.write(value);
-      }
+    this.known = value;
+    if (this.asked > this.wishes.heard || this.typing) {
+      return;
+    }
+    const distance = this.spec.stops.map((stop) => Math.abs(stop - value));
+    this.slider.value = String(distance.indexOf(Math.min(...distance)));
+    if (!this.refusedText) {
+      this.write(value);
     }
   }
 
@@ -129,8 +165,10 @@ class NumberControl {
 
 // One of a few words.
 class ChoiceControl {
-  constructor(spec, set, describe = () => {}) {
+  constructor(spec, wishes, describe = () => {}) {
     this.spec = spec;
+    this.wishes = wishes;
+    this.asked = 0;
     const field = newId(spec.name);
     const note = newId("note");
     this.note = el("div", { id: note, class: "rl-refused", role: "alert" });
@@ -138,10 +176,8 @@ class ChoiceControl {
       id: field, "aria-describedby": note, title: spec.help, "data-name": spec.name,
     });
     this.select.addEventListener("change", () => {
-      this.wanted = this.select.value;
-      this.wantedAt = performance.now();
       describe(this);
-      set(spec.name, this.select.value);
+      this.asked = wishes.set(spec.name, this.select.value);
     });
     this.select.addEventListener("focus", () => describe(this));
     this.root = el("div", { class: "rl-control rl-choice" },
@@ -169,14 +205,10 @@ class ChoiceControl {
     this.select.replaceChildren(...options);
   }
 
-  // What the kernel said before it knew the newest choice is passed over.
   show(value) {
-    if (this.wanted !== undefined && this.wanted !== String(value) &&
-        performance.now() - this.wantedAt < 800) {
-      return;
+    if (this.asked <= this.wishes.heard) {
+      this.select.value = String(value);
     }
-    this.wanted = undefined;
-    this.select.value = String(value);
   }
 
   what() {
@@ -187,8 +219,5 @@ class ChoiceControl {
 
   refuse(text) {
     this.note.textContent = text ?? "";
-    if (text) {
-      this.wanted = undefined;
-    }
   }
 }

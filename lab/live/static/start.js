@@ -86,14 +86,16 @@ function render({ model, el: place }) {
   let count = 0;
   const send = (message) => {
     if (gone) {
-      return;
+      return undefined;
     }
     try {
       count += 1;
       model.send({ ...message, view, count, sight: inSight });
     } catch {
       lost();
+      return undefined;
     }
+    return count;
   };
   const lost = () => {
     gone = true;

@@ -4,6 +4,7 @@ class StepperPage {
   constructor(model, root, send) {
     this.root = root;
     this.send = send;
+    this.wishes = new Wishes(root, send);
     this.isSetUp = true;
     this.build();
   }
@@ -60,6 +61,7 @@ class StepperPage {
 
   take(facts) {
     this.facts = facts;
+    this.wishes.take(facts);
     this.automaton.innerHTML = facts.automaton;
     this.state.innerHTML = facts.state;
     this.message.hidden = !facts.message;
@@ -147,10 +149,9 @@ class StepperPage {
   }
 
   showPolicy(policy) {
-    const set = (name, value) => this.send({ kind: "set", name, value });
     for (const spec of policy.specs) {
       if (!this.controls.has(spec.name)) {
-        const control = new ChoiceControl(spec, set, (which) => {
+        const control = new ChoiceControl(spec, this.wishes, (which) => {
           this.what.textContent = which.what();
         });
         this.controls.set(spec.name, control);

@@ -59,6 +59,7 @@ class WaitsPage {
   constructor(model, root, send) {
     this.root = root;
     this.send = send;
+    this.wishes = new Wishes(root, send);
     this.isSetUp = true;
     root.setAttribute("aria-label", "One way to wait, live");
     this.controls = new Map();
@@ -78,6 +79,7 @@ class WaitsPage {
   }
 
   take(facts) {
+    this.wishes.take(facts);
     for (const spec of facts.controls) {
       this.control(spec);
     }
@@ -97,7 +99,7 @@ class WaitsPage {
   control(spec) {
     let known = this.controls.get(spec.name);
     if (known === undefined) {
-      known = new ChoiceControl(spec, (name, value) => this.send({ kind: "set", name, value }));
+      known = new ChoiceControl(spec, this.wishes);
       this.controls.set(spec.name, known);
       this.choices.append(known.root);
     }
