@@ -53,7 +53,7 @@ def stalled(engine: Engine, arm: str, what: str, rounds: int) -> None:
     values = case.first_values(case.controls(case.experiment.parameters), None)
     values |= case.presets[arm].sets
     engine.set(None, **case.settings(values, arm))
-    with closing(Party(engine)) as party:
+    with closing(Party(engine, case.connected)) as party:
         if troubles := party.play(case.scene(arm, values, engine), 1):
             raise Missing(f"{what} did not come about: {'; '.join(troubles)}")
         waits(engine, what, rounds)

@@ -23,7 +23,9 @@ PYTEST = (sys.executable, "-m", "pytest")
 COMPUTES = ("-m", "computes", "--timeout=900")
 # About half of the time that all pages take.
 PANEL = "tests/browser/test_live.py"
-PAGES = ("-m", "browser", f"--ignore={PANEL}")
+PAINTED = "tests/test_bench.py"
+HALF = ("-m", "browser", PANEL, PAINTED)
+PAGES = ("-m", "browser", f"--ignore={PANEL}", f"--ignore={PAINTED}")
 REST = ("-m", "not computes and not browser")
 
 
@@ -82,7 +84,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.call([*PYTEST, *arguments])
     with beside("computes", *COMPUTES, when_idle=True) as computing:
         with beside("pages", *PAGES) as pages:
-            codes = [subprocess.call([*PYTEST, PANEL]), pages.end()]
+            codes = [subprocess.call([*PYTEST, *HALF]), pages.end()]
         codes.append(subprocess.call([*PYTEST, *REST]))
         codes.append(computing.end())
     return next((code for code in codes if code), 0)

@@ -148,8 +148,8 @@ class LivePanel:
             begun.pop_all()
 
     def _new_party(self) -> Party:
-        return Party(self.server, lambda text: self.board.say(text, error=True),
-                     self.case.connected)
+        return Party(self.server, self.case.connected,
+                     lambda text: self.board.say(text, error=True))
 
     def rest(self) -> None:
         """Ends threads, clients and the own server; a page that opens again brings it back."""

@@ -41,13 +41,12 @@ _LOOKS_PER_S = 8
 class Party:
     """The connections of one panel to its server. Not for two threads at once.
 
-    ``trouble`` is told in words, on another thread, when what is played beside the buttons breaks
-    off. ``connected`` is the server's gauge of connections.
+    ``connected`` is the server's gauge of connections. ``trouble`` is told in words, on another
+    thread, when what is played beside the buttons breaks off.
     """
 
     def __init__(
-        self, server: Engine, trouble: Callable[[str], object] = lambda text: None,
-        connected: str = "connections",
+        self, server: Engine, connected: str, trouble: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._server, self._trouble, self._gauge = server, trouble, connected
         self._players: list[Player] = []
