@@ -6,6 +6,7 @@ It knows no engine: what differs from one to the other, a :class:`lab.live.case.
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,6 +79,9 @@ class LivePanel:
         self._rate, self._store = float(RATE.check(rate)), store
         self._own = server is None
         self._arm, self._auto = self.case.arm, True
+        # The page, a cell and the client thread change what is chosen, each with what it was.
+        self._changing = threading.RLock()
+        self._wishes, self._wished = itertools.count(1), dict[str, int]()
         self._around = ExitStack()
         self._needed: Any = None
         self._lost_told = False
@@ -242,6 +246,8 @@ class LivePanel:
         if action not in self.actions():
             raise unknown("action", str(action), self.actions())
         work, given = ACTIONS[action], self._options(action, options)
+        if action == "preset":
+            given["asked"] = next(self._wishes)
         self.hands.put(lambda: self._doing(action, lambda: work(self, **given)))
 
     def _options(self, action: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,8 +274,9 @@ class LivePanel:
 
     def plan(self) -> measured.Plan:
         """The run that the present settings mean."""
-        return measured.plan(self.case, self.values, self.server.policy,
-                             self.party.poked, self._arm, self.seconds)
+        with self._changing:
+            return measured.plan(self.case, dict(self.values), self.server.policy,
+                                 self.party.poked, self._arm, self.seconds)
 
     # -- messages from the page: tiny, any thread ------------------------------------------------
 
@@ -287,7 +294,8 @@ class LivePanel:
             self.desk.put(lambda: self._set_from_page(message),
                           key=f"set {message.get('name')} {message.get('view')}")
         elif kind == "do" and message.get("action") in self.actions():
-            self._do_from_page(str(message["action"]), message)
+            # Behind what was set before it.
+            self.desk.put(lambda: self._do_from_page(str(message["action"]), message))
         elif kind == "pause":
             self.desk.put(lambda: self.pause(bool(message.get("on"))))
         elif kind == "auto":
@@ -363,11 +371,15 @@ class LivePanel:
         self.board.tell(refused=refused)
 
     def _set(self, name: str, value: Any) -> None:
-        if name == POLICY or name in self.case.decision_names():
-            self._set_policy(name, value)
-            return
-        control = self._control(name)
-        checked = control.parameter.check(value)
+        with self._changing:
+            if name == POLICY or name in self.case.decision_names():
+                self._set_policy(name, value)
+            else:
+                self._set_value(self._control(name), value)
+            self._wished[name] = next(self._wishes)
+
+    def _set_value(self, control: controlling.Control, value: Any) -> None:
+        name, checked = control.parameter.name, control.parameter.check(value)
         if checked == self.values[name]:
             return
         self._give({**self.values, name: checked}, self._arm)
@@ -429,8 +441,9 @@ class LivePanel:
 
     def _play(self, arm: str) -> str:
         self._need_all()
-        count = int(self.values["clients"])
-        scene = self.case.scene(arm, self.values, self.server)
+        with self._changing:
+            count = int(self.values["clients"])
+            scene = self.case.scene(arm, dict(self.values), self.server)
         self.judge.changed(time.monotonic_ns())
         troubles = self.party.play(scene, count)
         self.judge.changed(time.monotonic_ns())
@@ -456,18 +469,26 @@ class LivePanel:
             time.sleep(0.02)
         return left
 
-    def _preset(self, arm: str, policy: str = "") -> str:
-        presets = self.case.presets
-        if policy:
+    def _preset(self, arm: str, asked: int, policy: str = "") -> str:
+        with self._changing:
+            self._choose(arm, asked, policy)
+        return self._play(arm)
+
+    def _choose(self, arm: str, asked: int, policy: str) -> None:
+        """What the arm sets, but for what was wished for after it (the clients were busy)."""
+        preset = self.case.presets[arm]
+        later = {name for name, at in self._wished.items() if at > asked}
+        if policy and not later & {POLICY, *self.case.decision_names()}:
             self.server.set(policy=policy)
             self.board.tell(policy=self._policy_facts())
-        values = {**self.values, **presets[arm].sets}
+        values = self.values | {name: value for name, value in preset.sets.items()
+                                if name not in later}
         # What the panel shows is what the arm is played with, whatever was set on the server.
         self._give(values, arm, all_of=True)
-        self.values, self._arm = values, arm
+        self.values = values
+        self._arm = self.case.arm if later & set(self.case.unchosen_by) else arm
         self.feed.mark(f"arm {arm}" + (f" under {policy}" if policy else ""))
-        self.board.tell(values=dict(values), watch=presets[arm].watch, arm=arm, refused={})
-        return self._play(arm)
+        self.board.tell(values=dict(values), watch=preset.watch, arm=arm, refused={})
 
     def _release(self) -> str:
         self._need_all()
@@ -491,7 +512,8 @@ class LivePanel:
     def _again(self) -> str:
         self.party.close()
         policy = self._named()
-        with self.feed.dark():  # nobody looks at a server that is being replaced
+        # Nobody looks at a server that is being replaced, or sets anything of it.
+        with self._changing, self.feed.dark():
             if self._own:
                 self._around.close()
                 self.server = self._serve(policy)
@@ -634,7 +656,7 @@ class LivePanel:
 ACTIONS: dict[str, Callable[..., str | None]] = {
     "stall": lambda panel: panel._stall(),
     "reconnect": lambda panel: panel._stall(),
-    "preset": lambda panel, arm, policy="": panel._preset(arm, policy),
+    "preset": lambda panel, **given: panel._preset(**given),
     "read": lambda panel, size: panel._act(
         f"read {size:,} bytes", lambda: panel.party.read(size)),
     "read all": lambda panel: panel._act("read all", panel.party.read_all),

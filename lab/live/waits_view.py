@@ -58,20 +58,8 @@ class WaitsView:
     def set(self, name: str, value: object) -> None:
         """Sets ``way``, ``timeout_ns`` or ``flags``; a timeout that a new way does not take changes
         to the nearest that it does. UsageError for what there is not."""
-        case = self._case
-        if name == "way":
-            case = _fitting(str(value), case.timeout_ns, case.flags)
-        elif name == "timeout_ns":
-            case = Case(case.way, int(str(value)), case.flags)
-        elif name == "flags" and value in FLAG_NAMES:
-            case = Case(case.way, case.timeout_ns, str(value))
-        else:
-            raise UsageError(f"there is no {name} '{value}' to be chosen")
-        why = way(case.way).refusal(case.timeout_ns)
-        if why:
-            raise UsageError(f"{case.way} {why}")
         with self._lock:
-            self._case = case
+            self._case = _changed(self._case, name, value)
             self._taken.clear()
 
     def measure(self) -> None:
@@ -167,6 +155,20 @@ class WaitsView:
 def show(case: Case | None = None) -> WaitsView | None:
     """The live view; None in a batch, where nobody is there to choose."""
     return None if is_batch() else WaitsView(case)
+
+
+def _changed(case: Case, name: str, value: object) -> Case:
+    if name == "way":
+        case = _fitting(str(value), case.timeout_ns, case.flags)
+    elif name == "timeout_ns":
+        case = Case(case.way, int(str(value)), case.flags)
+    elif name == "flags" and value in FLAG_NAMES:
+        case = Case(case.way, case.timeout_ns, str(value))
+    else:
+        raise UsageError(f"there is no {name} '{value}' to be chosen")
+    if why := way(case.way).refusal(case.timeout_ns):
+        raise UsageError(f"{case.way} {why}")
+    return case
 
 
 def _fitting(name: str, timeout_ns: int, flags: str) -> Case:

@@ -106,6 +106,49 @@ def test_every_decision_is_offered_with_the_shipped_choice_marked(panel: LivePan
         assert all(option["what"] for option in spec["choices"])
 
 
+def test_what_is_set_while_an_arm_is_being_applied_is_not_lost(
+    panel: LivePanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applying, asked = threading.Event(), threading.Event()
+    give = panel._give
+
+    def slow_to_give(*given: Any, **options: Any) -> None:
+        give(*given, **options)
+        if options.get("all_of"):
+            applying.set()
+            asked.wait(0.5)
+
+    monkeypatch.setattr(panel, "_give", slow_to_give)
+    panel.do("preset", arm="async+pipelined")
+    assert applying.wait(5)
+    panel.set(rcvbuf=2048, policy="fixed")
+    asked.set()
+    assert wait_until(lambda: panel.hands.idle and panel.board["busy"] == "")
+    assert panel.values["rcvbuf"] == panel.board["values"]["rcvbuf"] == 2048
+    assert panel.values["depth"] == 2
+    assert panel.server.policy.name == panel.board["policy"]["name"] == "fixed"
+
+
+def test_what_is_wished_for_after_an_arm_holds_though_the_clients_are_busy(
+    panel: LivePanel
+) -> None:
+    free = threading.Event()
+    panel.hands.put(lambda: free.wait(5))
+    panel._received({"kind": "set", "name": "handler_ms", "value": "3", "view": "test"})
+    panel._received({"kind": "do", "action": "preset", "arm": "async", "policy": "fixed"})
+    panel._received({"kind": "set", "name": "depth", "value": "3", "view": "test"})
+    panel._received({"kind": "set", "name": "policy", "value": "timeout", "view": "test"})
+    assert wait_until(lambda: panel.values["depth"] == 3
+                      and panel.server.policy.name == "timeout")
+    free.set()
+    assert wait_until(lambda: panel.party.size == 1 and panel.board["busy"] == "")
+    # What was set before the arm is the arm's, what was set after it is not.
+    assert panel.values["handler_ms"] == LIVE.presets["async"].sets["handler_ms"] != 3
+    assert panel.values["depth"] == 3
+    assert panel.server.policy.name == "timeout"
+    assert panel.plan().arm == "async+pipelined"
+
+
 @pytest.mark.parametrize("name", case.names())
 def test_no_axis_of_a_plot_cuts_off_what_goes_beyond_its_end(name: str) -> None:
     _, plots = figures.layout(case.case(name))
@@ -542,8 +585,9 @@ def test_a_size_from_the_page_is_refused_beside_its_field_and_may_be_written_as_
 ) -> None:
     done(panel, "stall")
     panel._received({"kind": "do", "action": "read", "size": "-5"})
+    assert wait_until(lambda: "size" in panel.board["refused"])
     assert "size=-5 is not allowed" in panel.board["refused"]["size"]
     assert panel.board["message"]["text"] == panel.board["refused"]["size"]
     assert "read 2,048 bytes" in done(panel, "read", size="2KiB")
     panel._received({"kind": "do", "action": "read", "size": "100"})
-    assert panel.board["refused"] == {}
+    assert wait_until(lambda: panel.board["refused"] == {})
