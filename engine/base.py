@@ -205,8 +205,9 @@ class Engine(Configured):
         is raised, nothing was changed.
         """
         own_policy.refuse_inside()
-        checked, resolved = self._check_changes(policy, changes)
         with self._engine.use() as server:
+            # Inside: a decision changes the policy that is in force, and so may another thread.
+            checked, resolved = self._check_changes(policy, changes)
             for name, value in checked.items():
                 key, number = self._tables.to_native(name, value)
                 check(self._calls("set")(server, key, number), f"set {name}={value}")

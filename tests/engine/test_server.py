@@ -183,6 +183,30 @@ def test_settings_and_policy_change_while_it_serves() -> None:
         assert server.counters()["direct_writes"] == 1
 
 
+def test_decisions_that_two_threads_change_at_once_are_both_changed(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RingServer("shipped") as server:
+        switching, other = threading.Event(), threading.Event()
+        switch = server._switch
+
+        def slow_to_switch(*given: object) -> None:
+            switching.set()
+            other.wait(0.3)
+            switch(*given)
+
+        monkeypatch.setattr(server, "_switch", slow_to_switch)
+        first = threading.Thread(target=lambda: server.set(handback="wake"))
+        first.start()
+        assert switching.wait(5)
+        monkeypatch.undo()
+        server.set(membership="leave")
+        other.set()
+        first.join()
+        assert server.policy.choices["membership"] == "leave"
+        assert server.policy.choices["handback"] == "wake"
+
+
 def test_samples_come_by_themselves() -> None:
     with RingServer(workers=2, sample_hz=200) as server:
         taken: list[np.ndarray] = []
